@@ -278,6 +278,13 @@ def test_pairs_without_anything_before_their_answers_are_refused(tmp_path: Path)
         build_task(recipe(place, **{"data.held_out_rows": 1}))
 
 
+def test_margins_are_noted_as_unused(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    row = {"chosen": "cd", "rejected": "ef", "margin": 0.5}
+    (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
+    assert "the margins of 3 pairs are not used" in " ".join(build_task(recipe(place)).notes)
+
+
 def test_answers_longer_than_the_model_can_read_are_refused_before_training(tmp_path: Path) -> None:
     place = make_inputs(tmp_path)
     short = {"model_type": "gpt2", "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}

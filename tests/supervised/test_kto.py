@@ -337,6 +337,33 @@ def test_answers_of_one_label_are_refused(label: bool, advice: str, tmp_path: Pa
         build_task(recipe(place))
 
 
+@pytest.mark.parametrize(
+    ("num_desirable", "weights", "note"),
+    [
+        (
+            8,
+            {},
+            "8 desirable, 4 undesirable; by weight 2 to 1. 1 to 1.33 is advised: set kto.undesirable_weight to 1.5",
+        ),
+        (
+            3,
+            {},
+            "3 desirable, 9 undesirable; by weight 0.333 to 1. 1 to 1.33 is advised: set kto.desirable_weight to 3",
+        ),
+        (8, {"kto.undesirable_weight": 1.75}, "8 desirable, 4 undesirable; by weight 1.14 to 1"),
+    ],
+)
+def test_the_balance_of_labels_is_noted_with_advice_where_it_is_off(
+    num_desirable: int, weights: dict[str, float], note: str, tmp_path: Path
+) -> None:
+    place = make_inputs(tmp_path)
+    write_rows(place, [n < num_desirable for n in range(12)])
+    made = build_task(recipe(place, **{"data.held_out_rows": 0, **weights}))
+    (found,) = [each for each in made.notes if each.startswith("labels: ")]
+    assert note in found
+    assert ("advised" in found) == ("advised" in note)
+
+
 def test_the_advised_weight_brings_the_balance_to_the_edge_of_the_range() -> None:
     """1,000 desirable and 250 undesirable answers: 4 to 1 becomes 4 to 3 with a weight of 3."""
     assert label_balance(1000, 250, 1.0, 3.0) == pytest.approx(4 / 3)

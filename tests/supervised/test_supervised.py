@@ -1,5 +1,6 @@
 """SFT and reward training: the gradient does not depend on the cut, the loss is what it says, and both learn."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -16,8 +17,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward_recipe import RewardTrainingConfig
+from proximo.supervised.reward_recipe import RewardRecipe, RewardTrainingConfig
 from proximo.supervised.reward_trainer import RewardTask, pair_sequences
+from proximo.supervised.reward_trainer import build_task as build_reward_task
 from proximo.supervised.sft_recipe import SFTConfig
 from proximo.supervised.sft_trainer import SFTTask
 from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
@@ -197,6 +199,33 @@ def test_a_warm_up_that_the_run_does_not_outlast_is_noted(warmup: int, noted: bo
     task = sft_task(num_epochs=2, examples_per_step=6, optimizer=optimizer)
     assert task.num_steps == 2
     assert ("the policy model never reaches its peak" in " ".join(task.notes)) == noted
+
+
+@pytest.mark.parametrize(
+    ("epochs", "size", "said"),
+    [
+        (1, 6, None),
+        (2, 4, None),
+        (0.5, 3, None),
+        (1, 4, "the last step is filled up with 2 rows of the next pass over the data"),
+        (1.5, 2, "the last step is filled up with 1 row of the next pass over the data"),
+        (1, 16, "the data hold 6 rows, and each of a step's 16 rows is one of them"),
+    ],
+)
+def test_rows_that_are_read_again_to_fill_a_step_are_noted_once(epochs: float, size: int, said: str | None) -> None:
+    task = sft_task(num_epochs=epochs, examples_per_step=size)
+    assert len(task.examples) == 6
+    assert [note for note in task.notes if "row" in note] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(("loss", "noted"), [("bradley_terry", False), ("divergence_window", True)])
+def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    row = {"prompt": "ab", "chosen": "cd", "rejected": "ef", "margin": 0.5}
+    (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
+    recipe = changed(recipe_of("reward", place), {"reward.loss": loss})
+    task = build_reward_task(RewardRecipe.model_validate(recipe))
+    assert ("the margins of 3 pairs are not used" in " ".join(task.notes)) == noted
 
 
 def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_updates():

@@ -19,6 +19,7 @@ from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.environments.engine import EnvironmentSource
+from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.ppo.episodes import episode_fields, evaluation_metrics
@@ -75,7 +76,7 @@ class PPOTask:
         self.environments = environments
         self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
-        self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners))
+        self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
         self.device = str(ppo.policy.device)
         self.num_steps = ppo.config.num_steps
 
@@ -170,6 +171,14 @@ def rows_to_log(scored: Sequence[Scored], count: int) -> list[int]:
     rows = sorted(range(len(scored)), key=lambda row: next(turns[scored[row].response.prompt.id]))[:count]
     unscored = [row for row, response in enumerate(scored) if not response.valid and row not in rows]
     return rows + (unscored[:1] if count else [])
+
+
+def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:
+    size = ppo.config.prompts_per_step
+    if len(prompts) >= size:
+        return []
+    there = count_of(len(prompts), "prompt")
+    return [f"the data hold {there}, fewer than ppo.prompts_per_step = {size}: each step repeats some of them"]
 
 
 def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:

@@ -130,8 +130,9 @@ def task_inputs(
     *,
     fingerprint: Mapping[str, Any],
     rows: str,
+    notes: Sequence[str] = (),
 ) -> TaskInputs[Model, Example, Any]:
-    """What a task is given. `rows`: the word for its rows in the notes, `pairs`."""
+    """What a task is given. `rows`: the word for its rows in the notes, `pairs`. `notes`: further lines for the log."""
     return TaskInputs(
         model=model,
         tokenizer=begun.tokenizer,
@@ -141,7 +142,7 @@ def task_inputs(
         seed=recipe.run.seed,
         fingerprint=fingerprint,
         notes=(
-            *(f"data: {begun.rows.description}", f"training {rows}: {split.report}"),
+            *(f"data: {begun.rows.description}", f"training {rows}: {split.report}", *notes),
             *(*evaluation_notes(recipe.data, split.held_out_report), *begun.cache.notes),
         ),
     )

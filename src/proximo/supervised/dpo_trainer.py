@@ -12,7 +12,7 @@ from proximo.models.language import LanguageModel
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.supervised.building import plan_with_reference, start, task_inputs
 from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
-from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores
+from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores, unused_margins
 from proximo.supervised.reference import (
     AnswerBatch,
     answer_batches,
@@ -86,7 +86,15 @@ def build_task(recipe: DPORecipe) -> DPOTask:
     pairs = load_pairs(recipe.data, begun, learned="responses")
     check_prompts(pairs, "pairs")
     models = build_policy_and_reference(recipe, begun, longest=longest_pair(pairs))
-    inputs = task_inputs(recipe, models.policy, begun, pairs, fingerprint=models.fingerprint, rows="pairs")
+    inputs = task_inputs(
+        recipe,
+        models.policy,
+        begun,
+        pairs,
+        fingerprint=models.fingerprint,
+        rows="pairs",
+        notes=unused_margins(pairs.training, "DPO's loss has no place for them"),
+    )
     return DPOTask(inputs, reference=models.reference)
 
 

@@ -25,7 +25,7 @@ from proximo.plan.stages import StageContext, StageCosts
 from proximo.run.make.data import options_of
 from proximo.run.task import Record
 from proximo.supervised.building import load_split, plan_with_reference, start, task_inputs
-from proximo.supervised.kto_recipe import KTOConfig, KTORecipe
+from proximo.supervised.kto_recipe import ADVISED, KTOConfig, KTORecipe, label_balance
 from proximo.supervised.reference import (
     AnswerBatch,
     answer_batches,
@@ -274,26 +274,43 @@ def build_task(recipe: KTORecipe) -> KTOTask:
     begun = start(recipe, {"policy": recipe.model, "reference": recipe.reference})
     split = load_split(load_labelled_responses, begun, options_of(LabelledOptions, recipe.data))
     check_prompts(split, "answers")
-    _check_labels(split.training)
+    balance = _balance_note(split.training, recipe.kto)
     longest = max(row.num_tokens for row in split)
     if recipe.kto.reference_point == "kl":  # a prompt also meets the answer to another one
         prompt = max(len(row.prompt_token_ids) for row in split)
         answer = max(len(row.response_token_ids) for row in split)
         longest = min(recipe.data.max_tokens, prompt + answer)
     models = build_policy_and_reference(recipe, begun, longest=longest)
-    inputs = task_inputs(recipe, models.policy, begun, split, fingerprint=models.fingerprint, rows="answers")
+    inputs = task_inputs(
+        recipe, models.policy, begun, split, fingerprint=models.fingerprint, rows="answers", notes=[balance]
+    )
     return KTOTask(inputs, reference=models.reference, max_tokens=recipe.data.max_tokens)
 
 
-def _check_labels(training: Sequence[LabelledResponse]) -> None:
-    """Raises DataError if all have the same label."""
-    labels = {example.desirable for example in training}
-    if len(labels) == 1:
-        label, other = ("true", "false") if True in labels else ("false", "true")
+def _balance_note(training: Sequence[LabelledResponse], config: KTOConfig) -> str:
+    """How many answers have which label, and advice if one weighs too much.
+
+    Raises DataError if all have the same label.
+    """
+    num_desirable = sum(example.desirable for example in training)
+    num_undesirable = len(training) - num_desirable
+    if not num_desirable or not num_undesirable:
+        label, other = ("true", "false") if num_desirable else ("false", "true")
         raise DataError(
             f"all {len(training):,} training answers are labelled {label}, and KTO learns from both labels: add "
             f"answers labelled {other}, or fine-tune on good answers with `proximo sft`"
         )
+    ratio = label_balance(num_desirable, num_undesirable, config.desirable_weight, config.undesirable_weight)
+    note = f"labels: {num_desirable:,} desirable, {num_undesirable:,} undesirable; by weight {ratio:.3g} to 1"
+    low, high = ADVISED
+    if low <= ratio <= high:
+        return note
+    weight = "undesirable_weight" if ratio > high else "desirable_weight"
+    factor = ratio / high if ratio > high else low / ratio
+    return (
+        f"{note}. {low:g} to {high:.2f} is advised: set kto.{weight} to "
+        f"{getattr(config, weight) * factor:.3g} or so (docs/kto.md)"
+    )
 
 
 def plan(recipe: KTORecipe, context: StageContext) -> StageCosts:

@@ -18,6 +18,7 @@ from proximo.data.codec import decode, response_text
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.data.templates.chat import Learned
 from proximo.learner.update import UpdateResult
+from proximo.message_text import count_of
 from proximo.metrics.calibration import pair_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.run.make.data import options_of
@@ -112,6 +113,12 @@ def longest_pair(pairs: Iterable[PreferencePair]) -> int:
     return max(
         len(pair.prompt_token_ids) + max(len(pair.chosen_token_ids), len(pair.rejected_token_ids)) for pair in pairs
     )
+
+
+def unused_margins(pairs: Sequence[PreferencePair], why: str) -> list[str]:
+    """A note if pairs have margins (by how much the chosen response is better) and the loss ignores them."""
+    count = sum(pair.margin is not None for pair in pairs)
+    return [f"the margins of {count_of(count, 'pair')} are not used: {why}"] if count else []
 
 
 class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Config, Batch]):

@@ -26,6 +26,7 @@ from proximo.supervised.pairs import (
     longest_pair,
     pair_metrics,
     pair_scores,
+    unused_margins,
 )
 from proximo.supervised.reward_recipe import RewardRecipe, RewardTrainingConfig
 
@@ -155,7 +156,10 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     fingerprint = prepare_model(
         recipe, model, begun, role="reward", longest=longest_pair(pairs), dropout=recipe.reward.dropout
     )
-    return RewardTask(task_inputs(recipe, model, begun, pairs, fingerprint=fingerprint, rows="pairs"))
+    notes: list[str] = []
+    if recipe.reward.loss != "bradley_terry":
+        notes = unused_margins(pairs.training, "only loss bradley_terry has a place for them")
+    return RewardTask(task_inputs(recipe, model, begun, pairs, fingerprint=fingerprint, rows="pairs", notes=notes))
 
 
 def plan(recipe: RewardRecipe, context: StageContext) -> StageCosts:

@@ -17,6 +17,7 @@ from proximo.data.order import rows_at
 from proximo.distributed.world import current
 from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.update import Learner, UpdateResult
+from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
@@ -82,8 +83,18 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
                 balance=ExpertBalance.of(model.backbone),
             )
         }
-        self.notes: Sequence[str] = (*inputs.notes, *schedule_notes(self.learners))
+        self.notes: Sequence[str] = (*inputs.notes, *self._fill_notes(), *schedule_notes(self.learners))
         self.num_skipped_in_a_row = 0
+
+    def _fill_notes(self) -> list[str]:
+        """A note of rows that steps read again, because a step is always full."""
+        num_rows, size = len(self.examples), self.examples_per_step
+        if size > num_rows:
+            return [f"the data hold {count_of(num_rows, 'row')}, and each of a step's {size:,} rows is one of them"]
+        again = self.num_steps * size - round(self.config.num_epochs * num_rows)
+        if again <= 0:
+            return []
+        return [f"the last step is filled up with {count_of(again, 'row')} of the next pass over the data"]
 
     @property
     def dropout(self) -> bool:
