@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo import SavedRun, UserError, compare
+from proximo import RunFolderError, SavedRun, UserError, compare
 from proximo.checkpoint.run_folder import open_run
 from proximo.cli import main
 from proximo.commands import report
@@ -62,17 +62,26 @@ def test_runs_of_one_name_are_told_apart_by_the_folders_above(capsys) -> None:
     assert "<h1>one/ppo and other/ppo</h1>" in Path("comparison.html").read_text()
 
 
-def test_an_alarm_names_its_run(capsys) -> None:
-    runs = [write_run("x/sft", 1.0, 1.0, 1.0, 4.0, 4.0, 4.0), write_run("y/sft", 3.0, 2.0)]
-    assert main(["report", *map(str, runs)]) == 0
+def test_pipelines_are_compared_stage_by_stage_and_alarms_name_run_and_stage(capsys) -> None:
+    write_run("x/sft", 1.0, 1.0, 1.0, 4.0, 4.0, 4.0)
+    write_run("y/sft", 3.0, 2.0)
+    write_run("y/reward", 0.7, trainer="reward_model")
+    (Path("y") / "ppo").mkdir()
+    write_run("z", 2.5)
+    assert main(["report", "x", "y", "z"]) == 0
+    page = Path("comparison.html").read_text()
+    assert page.count('<section class="stage"') == 1
+    assert "<h2>Supervised fine-tuning</h2>" in page
     assert capsys.readouterr().err.startswith("loading matplotlib\nx/sft: problem: The training loss jumped.")
+    write_run("only/reward", 0.7, trainer="reward_model")
+    with pytest.raises(RunFolderError, match="no stage in common"):
+        compare(["only", "x"])
 
 
 def test_what_cannot_be_compared_is_one_sentence_and_writes_nothing() -> None:
     runs = [write_run(f"runs/{number}", 2.0) for number in range(10)]
     empty = write_run("runs/empty")
     unknown = write_run("runs/unknown", 1.0, trainer="future")
-    pairs = write_run("pipeline/reward", 0.7, trainer="reward_model")
     Path("other").mkdir()
     for given, words in (
         (runs, "2 to 9 runs, one colour for each, got 10"),
@@ -80,8 +89,6 @@ def test_what_cannot_be_compared_is_one_sentence_and_writes_nothing() -> None:
         ([runs[0], "runs/../runs/0"], "runs/0 is given twice"),
         ([runs[0], empty], "runs/empty has no line yet"),
         ([runs[0], unknown], "runs/unknown has recorded no metric"),
-        ([runs[0], pairs], r"different trainers \(SFT, Reward model\): give runs of one"),
-        ([runs[0], "pipeline"], "pipeline is a pipeline: .*, such as pipeline/reward"),
         ([runs[0], "other"], "other holds no run"),
         ([runs[0], "nowhere"], "there is no run folder nowhere"),
     ):
@@ -97,7 +104,7 @@ def test_what_cannot_be_compared_is_one_sentence_and_writes_nothing() -> None:
 def test_saved_runs_are_compared_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [SavedRun(write_run(f"runs/{name}", 2.0, 1.0)) for name in "ab"]
     given = []
-    monkeypatch.setattr(report, "comparison_page", lambda runs: given.extend(runs) or "the page")
+    monkeypatch.setattr(report, "comparison_page", lambda groups: given.append(groups) or "the page")
     assert compare([*runs, write_run("runs/c", 3.0)], Path("page.html")) == Path("page.html")
     assert Path("page.html").read_text() == "the page"
-    assert [each.label for each in given] == ["a", "b", "c"]
+    assert [[each.label for each in group] for group in given[0]] == [["a", "b", "c"]]

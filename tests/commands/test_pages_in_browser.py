@@ -117,7 +117,7 @@ def test_no_page_is_wider_than_a_phone(browser: Browser, tmp_path: Path, dark: b
     runs = [read_run(write(tmp_path / name, 7, slope)) for name, slope in (("one", 1.0), ("other", 0.5))]
     named = [NamedRun(label=run.name, colour=colour, run=run) for colour, run in enumerate(runs, 1)]
     browser.look(360, 740, dark=dark, phone=True)
-    for text in (report_page(runs[:1], title="run"), comparison_page(named)):
+    for text in (report_page(runs[:1], title="run"), comparison_page([named])):
         (tmp_path / "page.html").write_text(text)
         browser.open((tmp_path / "page.html").as_uri())
         assert browser.evaluate("document.documentElement.scrollWidth") == 360

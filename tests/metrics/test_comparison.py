@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import HOSTILE, sample, write_lines, write_ppo_run
+from made_up_runs import HOSTILE, sample, write_dpo_run, write_lines, write_ppo_run, write_reward_run, write_sft_run
 from test_report import Page
 
 from proximo.metrics.definitions import Curve, Section
@@ -28,9 +28,10 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proximo.metrics.report.plots.draw_lines", plot)
 
 
-def named(*folders: Path) -> list[NamedRun]:
+def named(*folders: Path, stages: bool = False) -> list[NamedRun]:
     return [
-        NamedRun(label=folder.name, colour=colour, run=read_run(folder)) for colour, folder in enumerate(folders, 1)
+        NamedRun(label=folder.name, colour=colour, run=read_run(folder), is_stage=stages)
+        for colour, folder in enumerate(folders, 1)
     ]
 
 
@@ -58,7 +59,7 @@ def test_only_the_settings_that_differ_are_shown_by_dotted_key(tmp_path: Path) -
     first = ppo_run(tmp_path / "a", config=settings("runs/a", 0.05))
     second = ppo_run(tmp_path / "b", config=settings("runs/b", 0.2, note=None))
     third = ppo_run(tmp_path / "c", config=settings("runs/c", 0.05) | {"reward": [{"weight": 1.0}, {"weight": 0.5}]})
-    found = compared(named(first, second, third))
+    found = compared(named(first, second, third), key="k")
     assert rows(found.settings) == {
         "ppo.kl.coefficient": ("0.05", "0.2", "0.05"),
         "note": (None, "null", None),
@@ -70,9 +71,21 @@ def test_settings_of_the_environment_differ_apart_and_secrets_stay_hidden(tmp_pa
     first = ppo_run(tmp_path / "a", config={"uri": "postgresql://me:hunter2@host/db"})
     second = ppo_run(tmp_path / "b", config={"uri": "postgresql://me:hunter3@other/db"})
     (second / "environment.json").write_text(json.dumps({"python": "3.13.1", "torch": "2.13.0", "threads": 2}))
-    found = compared(named(first, second))
+    found = compared(named(first, second), key="k")
     assert rows(found.environment) == {"python": ("3.11.2", "3.13.1")}
     assert rows(found.settings) == {"uri": ("postgresql://***@host/db", "postgresql://***@other/db")}
+
+
+def test_paths_in_a_pipeline_are_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    def settings(pipeline: str, base: str) -> dict[str, Any]:
+        return {"run": {"folder": f"{pipeline}/ppo"}, "model": {"path": f"{pipeline}/sft"}, "value": {"path": base}}
+
+    first = ppo_run(tmp_path / "a", config=settings("runs/a", "runs/abc"))
+    second = ppo_run(tmp_path / "b", config=settings("other/b", "runs/abd"))
+    assert rows(compared(named(first, second, stages=True), key="k").settings) == {
+        "value.path": ("runs/abc", "runs/abd")
+    }
+    assert set(rows(compared(named(first, second), key="k").settings)) == {"model.path", "value.path"}
 
 
 def test_a_metric_has_one_plot_with_a_line_of_each_run_in_its_own_colour(
@@ -86,7 +99,7 @@ def test_a_metric_has_one_plot_with_a_line_of_each_run_in_its_own_colour(
     runs = named(
         ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", change=without_gold), ppo_run(tmp_path / "c", num_steps=9)
     )
-    cards = {card.title: card for card in compared(runs).cards[Section.MAIN]}
+    cards = {card.title: card for card in compared(runs, key="k").cards[Section.MAIN]}
     assert cards["Score: training"].plot.legend == ((1, "a"), (2, "b"), (3, "c"))
     assert cards["Gold score: held out"].plot.legend == ((1, "a"), (3, "c"))
     readout = json.loads(cards["Score: training"].plot.readout)
@@ -100,7 +113,7 @@ def test_a_metric_has_one_plot_with_a_line_of_each_run_in_its_own_colour(
 def test_a_setting_that_is_constant_in_each_run_is_drawn_where_the_runs_differ_in_it(tmp_path: Path) -> None:
     first, same = ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b")
     other = ppo_run(tmp_path / "c", change=lambda line: line | ({"kl/coefficient": 0.2} if line["step"] else {}))
-    more = [compared(named(*pair)).cards[Section.MORE] for pair in ((first, same), (first, other))]
+    more = [compared(named(*pair), key="k").cards[Section.MORE] for pair in ((first, same), (first, other))]
     assert [any(card.title == "KL coefficient" for card in cards) for cards in more] == [False, True]
 
 
@@ -108,7 +121,7 @@ def test_figures_stand_beside_each_other_where_they_are_of_the_same_metric(tmp_p
     def untested(line: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in line.items() if not name.startswith("evaluation/")}
 
-    found = compared(named(ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", change=untested)))
+    found = compared(named(ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", change=untested)), key="k")
     figures = {row.name: row.cells for row in found.figures}
     (held_out, none), (no_training, training) = figures["Score"], figures["Score, training"]
     assert (held_out.before, held_out.change, held_out.verdict) == ("-0.40", "+2.21", "better")
@@ -119,7 +132,7 @@ def test_figures_stand_beside_each_other_where_they_are_of_the_same_metric(tmp_p
 def test_alarms_say_whose_they_are(tmp_path: Path) -> None:
     flat = {"score/mean": 1.0, "score/std": 0.0, "group/zero_variance_fraction": 1.0}
     runs = named(ppo_run(tmp_path / "well"), ppo_run(tmp_path / "ill", change=lambda line: line | flat))
-    text = Page(comparison_page(runs)).text
+    text = Page(comparison_page([runs])).text
     part = text[text.index("Alarms") : text.index("Curves")]
     well, _, ill = part.partition(" ill ")
     assert "No alarms." in well
@@ -136,11 +149,25 @@ def test_answers_to_the_same_prompt_stand_side_by_side_and_others_are_left_out(t
         for line in answers[:3]:
             line["prompt_id"] = f"{name}{line['prompt_id'][1:]}"
         write_lines(tmp_path / name / "samples.jsonl", answers)
-    found = compared(named(*(tmp_path / name for name in "abc"))).samples
+    found = compared(named(*(tmp_path / name for name in "abc")), key="k").samples
     assert [(each.prompt, [(run.label, answer.response) for run, answer in each.answers]) for each in found] == [
         ("Write about item 0:", [("a", "a 0"), ("b", "b 0"), ("c", "c 0")]),
         ("Write about item 2:", [("a", "a 2"), ("b", "b 2")]),
     ]
+
+
+def test_runs_of_different_trainers_are_compared_in_what_they_share(tmp_path: Path) -> None:
+    ppo = ppo_run(tmp_path / "ppo", config={"run": {"seed": 1}, "ppo": {"num_steps": 5}})
+    sft = write_sft_run(tmp_path / "sft", num_steps=20)
+    (sft / "config.resolved.json").write_text(json.dumps({"run": {"seed": 2}, "sft": {"num_epochs": 1}}))
+    found = compared(named(ppo, sft), key="k")
+    assert rows(found.settings) == {"run.seed": ("1", "2")}
+    assert found.figures == ()
+    assert [card.title for cards in found.cards.values() for card in cards] == ["Throughput: training"]
+    assert "Runs of different trainers" in Page(comparison_page([named(ppo, sft)])).text
+    # Both rank held-out pairs.
+    shared = compared(named(write_dpo_run(tmp_path / "dpo"), write_reward_run(tmp_path / "reward")), key="k")
+    assert any("accuracy" in card.title for card in shared.cards[Section.MAIN])
 
 
 def test_whatever_comes_from_data_is_escaped_and_the_page_is_whole(
@@ -150,7 +177,7 @@ def test_whatever_comes_from_data_is_escaped_and_the_page_is_whole(
     folders = [write_ppo_run(tmp_path / name, num_steps=3, hostile=True) for name in ("<i>a", "b & c")]
     (folders[1] / "config.resolved.json").write_text(json.dumps({"note": "other " + HOSTILE}))
     (folders[1] / "outcome.json").write_text(json.dumps({"state": "failed", "total_steps": 3, "reason": HOSTILE}))
-    text = comparison_page(named(*folders))
+    text = comparison_page([named(*folders)])
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("script") == text.count("<script") == 1
@@ -159,9 +186,10 @@ def test_whatever_comes_from_data_is_escaped_and_the_page_is_whole(
     assert f"other {HOSTILE}" in page.text
     assert "http" not in text.replace("http-equiv", "", 1).replace("http://www.w3.org/2000/svg", "", 1)
     assert not re.search(r"url\((?!#)|@import", text)
-    assert comparison_page(named(*folders)) == text
+    assert comparison_page([named(*folders)]) == text
 
 
 def test_equal_values_are_no_difference_and_absent_ones_are() -> None:
     values = [{"same": "1", "other": "1", "here": "1"}, {"same": "1", "other": "2"}]
-    assert rows(differing(values)) == {"other": ("1", "2"), "here": ("1", None)}
+    assert rows(differing(values, shared_only=False)) == {"other": ("1", "2"), "here": ("1", None)}
+    assert rows(differing(values, shared_only=True)) == {"other": ("1", "2")}

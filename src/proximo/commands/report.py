@@ -13,6 +13,7 @@ from proximo.metrics.report.page import REPORT_NAME, is_page, report_page, stage
 from proximo.metrics.report.svg import SERIES
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import Run, read_run
+from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"
 FOLLOWED = ("metrics.jsonl", "outcome.json")
@@ -104,10 +105,11 @@ def _has_ended(runs: Sequence[Run], *, is_pipeline: bool) -> bool:
 def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
     """Write a page that compares runs: different settings, figures, alarms, curves and answers.
 
-    `runs`: folders of 2 to 9 runs of one trainer; of a pipeline, those of its stages.
+    `runs`: folders of 2 to 9 runs. Pipelines are compared stage by stage, also with single runs. Runs of different
+    trainers are compared by the metrics that they share.
 
-    Raises RunFolderError for a folder without a run, a run without metrics, or runs of different trainers, and
-    UserError for the number of runs and an `out` that cannot be written or holds something else.
+    Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
+    the number of runs and an `out` that cannot be written or holds something else.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise UserError(f"a comparison is of 2 to {MOST_RUNS} runs, one colour for each, got {len(runs)}")
@@ -116,14 +118,15 @@ def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
         raise UserError(f"the run {twice} is given twice: a comparison needs different runs")
     check_page_file(out)
     named = [
-        NamedRun(label=label, colour=colour, run=_comparable(folder))
+        each
         for colour, (folder, label) in enumerate(zip(runs, _labels(resolved), strict=True), 1)
+        for each in _named(folder, label, colour)
     ]
-    kinds = dict.fromkeys(kind.short_title for each in named if (kind := trainer_by_metrics(each.run.names)))
-    if len(kinds) > 1:
-        raise RunFolderError(f"the runs are of different trainers ({', '.join(kinds)}): give runs of one")
-    alarms = [text for each in named for text in _alarms(each.label, each.run)]
-    return MadeReport(page=_written(out, comparison_page(named)), alarms=alarms)
+    groups = list(_groups(named))
+    if not groups:
+        raise RunFolderError("the runs have no stage in common, so there is nothing to compare: give runs of one kind")
+    alarms = [text for each in named for text in _alarms(each.place, each.run)]
+    return MadeReport(page=_written(out, comparison_page(groups)), alarms=alarms)
 
 
 def check_page_file(path: Path | None) -> None:
@@ -166,6 +169,17 @@ def _stages(run: Path) -> list[Path]:
     raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
 
 
+def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
+    """Groups of runs to compare: all in one if none is a stage, else one group per trainer."""
+    if not any(run.is_stage for run in runs):
+        yield runs
+        return
+    for kind in trainer_kinds():
+        members = [run for run in runs if trainer_by_metrics(run.run.names) is kind]
+        if len({run.label for run in members}) > 1:
+            yield members
+
+
 def _labels(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths, equally long, that distinguish the folders."""
     longest = max(len(folder.parts) for folder in folders)
@@ -173,16 +187,14 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     return next(names for names in ends if len(set(names)) == len(names))
 
 
-def _comparable(folder: Path) -> Run:
-    """The run in a folder. Raises RunFolderError if there is none with metrics, or a pipeline."""
+def _named(folder: Path, label: str, colour: int) -> Sequence[NamedRun]:
+    """The run, or the stages of a pipeline that have metrics. Raises RunFolderError if there are none."""
     stages = _stages(folder)
-    if stages != [folder]:
-        raise RunFolderError(f"{folder} is a pipeline: give the folders of stages to compare, such as {stages[-1]}")
-    run = read_run(folder)
-    if trainer_by_metrics(run.names) is None:
-        _refuse_nothing_to_report(stages)
-        raise RunFolderError(f"the run in {folder} has recorded no metric, so there is nothing to compare")
-    return run
+    runs = [NamedRun(label=label, colour=colour, run=read_run(stage), is_stage=stage != folder) for stage in stages]
+    if known := [run for run in runs if trainer_by_metrics(run.run.names) is not None]:
+        return known
+    _refuse_nothing_to_report(stages)
+    raise RunFolderError(f"the run in {folder} has recorded no metric, so there is nothing to compare")
 
 
 def _alarms(label: str, run: Run) -> list[str]:

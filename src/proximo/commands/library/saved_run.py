@@ -54,7 +54,7 @@ class SavedRun:
         return f"SavedRun({str(self.folder)!r}, {self.progress})"
 
     def __fspath__(self) -> str:
-        """The folder that was given, so that a run can be used as a path."""
+        """The folder that was given, so that a run can be used as a path: `compare([one, other])`."""
         return str(self._whole)
 
     def read(self) -> "Run":
@@ -237,15 +237,14 @@ def compare(
 ) -> ReportPage:
     """Write a page that shows 2 to 9 runs side by side, as `proximo report` does for several, and return its path.
 
-    A notebook shows the page. Of a pipeline's `SavedRun` it is the last stage.
+    A notebook shows the page.
 
-    Raises RunFolderError for a folder without a run, a run without metrics, or runs of different trainers, and
-    UserError for the number of runs and an `out` that cannot be written or is not such a page.
+    Raises RunFolderError for a folder without a run, a run without metrics, or nothing to compare, and UserError for
+    the number of runs and an `out` that cannot be written or is not such a page.
     """
     from proximo.commands.report import make_comparison
 
-    folders = [run.folder if isinstance(run, SavedRun) else Path(run) for run in runs]
-    return ReportPage(make_comparison(folders, Path(out)).page)
+    return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)
 
 
 def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":

@@ -20,7 +20,7 @@ from proximo.metrics.report.views import (
     run_alarms,
     tile,
 )
-from proximo.metrics.run_files import Run, Sample
+from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ class NamedRun:
     label: str
     colour: int
     run: Run
+    is_stage: bool = False
+    """Whether it is a stage of a pipeline, which starts from other stages in the same folder."""
+
+    @property
+    def place(self) -> str:
+        """Its name, of a stage with that of the pipeline."""
+        return f"{self.label}/{self.run.name}" if self.is_stage else self.label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +84,12 @@ class SideBySide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Runs of one trainer that are compared with each other."""
+    """Runs that are compared with each other; of pipelines, one for each kind of stage."""
 
+    key: str
     title: str
+    same_kind: bool
+    """Whether one trainer made all of them."""
     runs: tuple[Compared, ...]
     facts: tuple[TextRow, ...]
     settings: tuple[TextRow, ...]
@@ -90,46 +100,65 @@ class Comparison:
     num_samples: int
 
 
-def comparison_page(runs: Sequence[NamedRun]) -> str:
-    """The HTML of a page that compares the runs. The same runs give the same bytes."""
-    labels = [run.label for run in runs]
+def comparison_page(groups: Sequence[Sequence[NamedRun]]) -> str:
+    """The HTML of a page that compares the runs of each group. The same runs give the same bytes."""
+    labels = list(dict.fromkeys(run.label for group in groups for run in group))
     return rendered(
         "comparison.html.jinja",
         title=f"{', '.join(labels[:-1])} and {labels[-1]}",
-        comparison=compared(runs),
+        comparisons=[compared(group, key=f"s{number}") for number, group in enumerate(groups, 1)],
         samples_shown=SAMPLES_SHOWN,
     )
 
 
-def compared(runs: Sequence[NamedRun]) -> Comparison:
-    """The comparison of at least two runs of one trainer, with metrics."""
-    trainer = trainer_by_metrics(runs[0].run.names)
-    assert trainer is not None
+def compared(runs: Sequence[NamedRun], *, key: str) -> Comparison:
+    """The comparison of at least two runs with metrics. `key` must be unique in the page.
+
+    Runs of different trainers are compared in what at least two of them have.
+    """
+    recognised = (trainer_by_metrics(run.run.names) for run in runs)
+    trainers = list(dict.fromkeys(trainer for trainer in recognised if trainer is not None))
+    same_kind = len(trainers) == 1
     heads = tuple(_compared(run) for run in runs)
     samples = _side_by_side(runs, heads)
-    configs = [dict(_leaves(run.run.config or {})) for run in runs]
+    configs = [_settings(run) for run in runs]
     environments = [dict(_leaves(run.run.environment or {})) for run in runs]
     return Comparison(
-        title=trainer.title,
+        key=key,
+        title=trainers[0].title if same_kind else " and ".join(each.short_title for each in trainers),
+        same_kind=same_kind,
         runs=heads,
         facts=_text_rows([dict(facts(run.run)) for run in runs]),
-        settings=tuple(row for row in differing(configs) if row.name != OWN_FOLDER),
-        environment=differing(environments),
-        figures=tuple(_figures(runs)),
-        cards=_cards(runs, trainer),
+        settings=differing(configs, shared_only=not same_kind),
+        environment=differing(environments, shared_only=False),
+        figures=tuple(_figures(runs, fewest=1 if same_kind else 2)),
+        cards=_cards(runs, trainers, fewest=1 if same_kind else 2, key=key),
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
     )
 
 
-def differing(values: Sequence[Mapping[str, str]]) -> tuple[TextRow, ...]:
-    """The rows whose values are not the same in all runs."""
-    return tuple(row for row in _text_rows(values) if len(set(row.cells)) > 1)
+def differing(values: Sequence[Mapping[str, str]], *, shared_only: bool) -> tuple[TextRow, ...]:
+    """The rows whose values are not the same in all runs. `shared_only`: without those that a run does not have."""
+    rows = (row for row in _text_rows(values) if len(set(row.cells)) > 1)
+    return tuple(row for row in rows if not shared_only or None not in row.cells)
 
 
 def _text_rows(values: Sequence[Mapping[str, str]]) -> tuple[TextRow, ...]:
     names = dict.fromkeys(name for each in values for name in each)
     return tuple(TextRow(name, tuple(each.get(name) for each in values)) for name in names)
+
+
+def _settings(run: NamedRun) -> dict[str, str]:
+    """Dotted key -> value as text. The folder of a pipeline is `.` in the paths of its stages, which begin with it."""
+    leaves = dict(_leaves(run.run.config or {}))
+    pipeline, slash, _ = str(setting(run.run.config, "run", "folder") or "").rpartition("/")
+    leaves.pop(OWN_FOLDER, None)
+    if not (run.is_stage and slash):
+        return leaves
+    return {
+        key: f".{text[len(pipeline) :]}" if text.startswith(f"{pipeline}/") else text for key, text in leaves.items()
+    }
 
 
 def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -152,31 +181,34 @@ def _compared(run: NamedRun) -> Compared:
     )
 
 
-def _figures(runs: Sequence[NamedRun]) -> Iterator[FigureRow]:
+def _figures(runs: Sequence[NamedRun], *, fewest: int) -> Iterator[FigureRow]:
     measured = [{row.name: row for row in before_after(run.run)} for run in runs]
     for name in dict.fromkeys(name for rows in measured for name in rows):
         found: list[BeforeAfter | None] = [rows.get(name) for rows in measured]
-        first = next(row for row in found if row is not None)
-        label = first.label if first.same_prompts else f"{first.label}, training"
-        yield FigureRow(label, tile(first).unit, tuple(None if row is None else tile(row) for row in found))
+        first, *others = (row for row in found if row is not None)
+        if 1 + len(others) >= fewest:
+            label = first.label if first.same_prompts else f"{first.label}, training"
+            yield FigureRow(label, tile(first).unit, tuple(None if row is None else tile(row) for row in found))
 
 
-def _cards(runs: Sequence[NamedRun], trainer: TrainerKind) -> dict[Section, tuple[Card, ...]]:
+def _cards(
+    runs: Sequence[NamedRun], trainers: Sequence[TrainerKind], *, fewest: int, key: str
+) -> dict[Section, tuple[Card, ...]]:
     """One plot for each metric, with a line for each run that has it."""
     from proximo.metrics.report.plots import draw_lines, expanded
 
     names = list(dict.fromkeys(name for run in runs for name in run.run.names))
     cards: dict[Section, list[Card]] = {section: [] for section in Section}
     drawn: set[str] = set()
-    for curve in trainer.metrics.curves:
+    for curve in (curve for trainer in trainers for curve in trainer.metrics.curves):
         traces = [trace for trace in expanded(curve.traces, names) if trace.name in names]
         for trace in traces:
             lines = _lines(runs, trace)
             section = Section.MORE if curve.stacked else curve.section
-            if trace.name in drawn or not lines or (section is Section.MORE and _is_constant(lines)):
+            if trace.name in drawn or len(lines) < fewest or (section is Section.MORE and _is_constant(lines)):
                 continue
             drawn.add(trace.name)
-            plot = draw_lines(replace(curve, stacked=False), lines, key=f"c{len(drawn)}")
+            plot = draw_lines(replace(curve, stacked=False), lines, key=f"{key}-{len(drawn)}")
             title = curve.title if len(traces) == 1 else f"{curve.title}: {trace.label}"
             cards[section].append(Card(title=title, unit=curve.unit, healthy=curve.healthy, plot=plot))
     return {section: tuple(found) for section, found in cards.items()}
