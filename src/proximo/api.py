@@ -28,7 +28,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import OwnCall
 from proximo.ppo.rollout_tensordict import rollout_tensordict
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
+from proximo.records import Experience, Finish, Prompt, Response, SamplingMask, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.prm import ProcessReward
@@ -71,6 +71,7 @@ __all__ = [
     "Response",
     "RolloutConfig",
     "RunFolderError",
+    "SamplingMask",
     "SamplingOptions",
     "SavedRun",
     "ScalarModel",

@@ -112,7 +112,7 @@ def encode_state(state: Mapping[str, Any]) -> bytes:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
-FORMAT = 7
+FORMAT = 8
 """Version of the checkpoint format: the manifest, `state.json` and the meaning of the other files. No other version is
 read: raise it whenever earlier checkpoints can no longer be resumed."""
 

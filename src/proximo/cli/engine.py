@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from proximo.errors import UserError
+
 app = typer.Typer(help="Install vLLM next to Proximo, and serve models for PPO with it.", no_args_is_help=True)
 Folder = Annotated[
     str | None,
@@ -82,6 +84,9 @@ def serve(
     from proximo.models.precision.placement import resolve_device
     from proximo.rollout.vllm.process import ServerSpec, interpreter
 
+    on_cpu = resolve_device("auto").type == "cpu"
+    if sampling_mask and on_cpu:
+        raise UserError("--sampling-mask needs a GPU, and there is none here: vLLM has no sampling masks on a CPU")
     spec = ServerSpec(
         python=interpreter(folder),
         model=model,
@@ -89,7 +94,7 @@ def serve(
         raw_logprobs=temperature == 1 and not sampling_mask,
         sampling_mask=sampling_mask,
         lora_rank=lora_rank,
-        on_cpu=resolve_device("auto").type == "cpu",
+        on_cpu=on_cpu,
         arguments=arguments or (),
     )
     os.execve(spec.python, spec.command("--host", host, "--port", str(port)), spec.variables())

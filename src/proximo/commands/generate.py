@@ -166,7 +166,12 @@ def _engine(
     check_engine(options.engine)
     language, _ = load_engine(path, tokenizer, device="cpu")
     longest = max(len(prompt.token_ids) for prompt in prompts) + options.sampling.max_new_tokens
-    sampling = Sampling(temperature=options.sampling.temperature, max_tokens=longest)
+    # A server of an address may be one that returns sampling masks.
+    sampling = Sampling(
+        temperature=options.sampling.temperature,
+        max_tokens=longest,
+        leaves_out_tokens=options.engine.kind == "vllm" and bool(options.engine.addresses),
+    )
     with ExitStack() as started:
         servers = make_servers(options.engine, language, tokenizer, sampling, path=path, started=started)
         engine = engine_of(servers, language, tokenizer)

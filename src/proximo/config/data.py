@@ -10,7 +10,7 @@ from proximo.config.schema.base import Section
 class SourceConfig(Section):
     """One data set: a file, a folder, a Hub name, or a Python function that yields rows."""
 
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """A file (.json, .jsonl, .csv, .parquet, .txt), a `save_to_disk` folder, or a Hub data set's name."""
     function: str | None = None
     """`package.module:function`, called with `kwargs`, yielding one dict per row."""
