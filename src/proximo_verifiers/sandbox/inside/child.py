@@ -63,7 +63,6 @@ def confine(assignment: Assignment, shared: SharedConfinement, *, parent: int, s
     mechanisms = shared.mechanisms
     os.setsid()
     source, files = _read_payload(assignment.payload)
-    _place_descriptors(assignment.descriptors)
     _enter_folder(assignment, shared)
     for name, contents in files.items():
         with open(name, "wb", opener=_make_new) as file:
@@ -76,6 +75,8 @@ def confine(assignment: Assignment, shared: SharedConfinement, *, parent: int, s
     if mechanisms.landlock is None:
         own = os.open(".", os.O_PATH)
         landlock.restrict([*shared.library, landlock.rule_of(own, landlock.WRITE)])
+    # Takes numbers of descriptors that the steps before needed; under the limits there would be no room.
+    _place_descriptors(assignment.descriptors)
     apply_limits(assignment.limits, threads_counted=mechanisms.thread_count is None)
     _close_all_but({*assignment.descriptors, status})
     if mechanisms.seccomp is None:
