@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
 SENTIMENT = {
-    **{"sentiment-ppo-0": "seed 0", "longer-1": "seed 1", "longer-2": "seed 2", "sentiment-ppo-3": "seed 3"},
-    **{"free-lines-0": "several lines, 0", "free-lines-1": "several lines, 1"},
+    **{f"sentiment-ppo-{seed}": f"seed {seed}" for seed in range(4)},
+    **{f"free-lines-{seed}": f"several lines, {seed}" for seed in range(2)},
 }
 """How the runs of the results are called in the picture."""
 Lines = dict[str, tuple[list[float], list[float]]]
