@@ -1,4 +1,6 @@
-"""TRL's `PPOTrainer` on the film reviews of docs/results.md, with `examples/real/sentiment-ppo.yaml`, 16 steps at a KL coefficient of 0.05.
+"""TRL's `PPOTrainer` on the film reviews of docs/results.md, as `examples/real/sentiment-ppo.yaml` but for two keys.
+
+It takes 16 steps at a KL coefficient of 0.05.
 
     python benchmarks/peers/environments.py --environments runs/peers --peer trl-1.12
     PYTHONPATH=benchmarks/peers runs/peers/trl-1.12/bin/python benchmarks/peers/sentiment_trl.py \
