@@ -57,7 +57,7 @@ class EngineServers:
     """The servers of a run, on rank 0. `close` ends those that were started."""
 
     def __init__(self, config: VLLMEngineConfig, *, dtype: str, leaves_out_tokens: bool = False) -> None:
-        """`leaves_out_tokens`: see `Sampling`."""
+        """`leaves_out_tokens`: by top_k or top_p, so that servers may be those that return sampling masks."""
         self.config = config
         self._leaves_out_tokens = leaves_out_tokens
         self.dtype = dtype
