@@ -10,9 +10,9 @@ from pathlib import Path
 import proximo_vllm  # ty: ignore[unresolved-import]  (vLLM's environment has it)
 import torch
 
-from fake_driver import FakeDriver, tensor_at
+from fake_driver import FakeDriver
 
 DRIVER = FakeDriver(Path(os.environ["PROXIMO_TEST_MEMORY"]))
 torch.cuda.device, torch.cuda.synchronize = lambda _: nullcontext(), lambda *_: None  # type: ignore[assignment, misc]
-proximo_vllm.device_of, proximo_vllm.driver, proximo_vllm.tensor_at = lambda _: "GPU-1", lambda: DRIVER, tensor_at
+proximo_vllm.host_of, proximo_vllm.driver = lambda _: "here", lambda: DRIVER
 Worker = proximo_vllm.Worker

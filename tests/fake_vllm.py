@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import proximo
 from builders import tiny_tokenizer
-from fake_driver import FakeDriver, tensor_at
+from fake_driver import FakeDriver
 from inside_vllm import Loading, worker_file
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
@@ -52,7 +52,7 @@ class FakeVLLM:
         copied = copy.deepcopy(model.model)
         self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
         self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
-        self.device, self.driver = "cpu", FakeDriver(Path())
+        self.host, self.driver = "cpu", FakeDriver(Path())
         """UUID of the device whose memory it can open, and the driver that opens it."""
         self.worker = self._worker()
         self.fault = fault
@@ -95,7 +95,7 @@ class FakeVLLM:
     def _worker(self) -> Any:
         """The code of a worker process, on the model of this server."""
         code = worker_file()
-        code.device_of, code.driver, code.tensor_at = lambda _: self.device, lambda: self.driver, tensor_at
+        code.host_of, code.driver = lambda _: self.host, lambda: self.driver
         worker = code.Transfer()
         worker.model, worker.model_config = Loading(self.base.model, prefix=""), None
         worker.device = torch.device("cpu")

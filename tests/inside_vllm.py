@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -91,13 +91,14 @@ class Loading:
         return {name for name, place in own.items() if place.data_ptr() in loaded}  # a tied one under both names
 
 
-def share_device(monkeypatch: pytest.MonkeyPatch, folder: Path, *, uuid: str) -> FakeDriver:
+def share_device(monkeypatch: pytest.MonkeyPatch, folder: Path, *, host: str) -> FakeDriver:
     """Let memory of this machine, in files of the folder, be that of the learner's device."""
     driver = FakeDriver(folder)
-    for name, value in {"driver": lambda: driver, "SHAREABLE": "cpu", "tensor_at": tensor_at}.items():
+    boot = folder / "boot_id"
+    boot.write_text(f"{host}\n")
+    for name, value in {"driver": lambda: driver, "SHAREABLE": "cpu", "tensor_at": tensor_at, "BOOT": boot}.items():
         monkeypatch.setattr(device_memory, name, value)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: driver.events.append("wait"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
     return driver

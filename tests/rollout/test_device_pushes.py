@@ -1,4 +1,4 @@
-"""Weights through memory of the device that learner and server share, with shared memory of the host in its place.
+"""Weights through memory of the learner's device, with shared memory of the host in its place.
 
 The worker's code is the real one, and so is the learner's; only the calls of CUDA's driver are `fake_driver`'s.
 """
@@ -31,7 +31,9 @@ from proximo.rollout.vllm.engine import VLLMEngine
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(3)]
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
-HERE, ELSEWHERE = "GPU-1", "GPU-2"
+HERE, ELSEWHERE = "here", "elsewhere"
+"""Machines."""
+NO_PEER_ACCESS = 217
 GENERATE = "/inference/v1/generate"
 CPU = torch.device("cpu")
 OPEN = ExitStack()
@@ -40,7 +42,7 @@ OPEN = ExitStack()
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriver]:
     """A device that is this machine's memory."""
-    made = share_device(monkeypatch, tmp_path, uuid=HERE)
+    made = share_device(monkeypatch, tmp_path, host=HERE)
     monkeypatch.setattr(server, "FIRST_PAUSE_SECONDS", 0.01)
     with OPEN:
         yield made
@@ -52,11 +54,11 @@ def model(seed: int = 0) -> LanguageModel:
 
 
 def served(
-    policy: LanguageModel, *devices: str, dtype: torch.dtype = torch.float32, fault: Fault | None = None
+    policy: LanguageModel, *hosts: str, dtype: torch.dtype = torch.float32, fault: Fault | None = None
 ) -> tuple[VLLMEngine, list[FakeVLLM]]:
-    fakes = OPEN.enter_context(fake_servers(model(seed=9) if policy.adapter_config is None else policy, len(devices)))
-    for fake, device in zip(fakes, devices, strict=True):
-        fake.device, fake.driver, fake.fault = device, device_memory.driver(), fault  # type: ignore[assignment]
+    fakes = OPEN.enter_context(fake_servers(model(seed=9) if policy.adapter_config is None else policy, len(hosts)))
+    for fake, host in zip(fakes, hosts, strict=True):
+        fake.host, fake.driver, fake.fault = host, device_memory.driver(), fault  # type: ignore[assignment]
     return engine_on(fakes, policy, OPEN, dtype=dtype), fakes
 
 
@@ -79,7 +81,7 @@ def files_of(engine: VLLMEngine) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_server_on_the_learners_device_loads_from_its_memory(dtype: torch.dtype, driver: FakeDriver) -> None:
+def test_a_server_on_the_learners_machine_loads_from_its_memory(dtype: torch.dtype, driver: FakeDriver) -> None:
     policy = model()
     engine, (fake,) = served(policy, HERE, dtype=dtype)
     for version in range(3):
@@ -151,7 +153,7 @@ def test_a_restarted_server_gets_the_push_though_the_learner_has_moved_on(driver
     assert files_of(engine) == []
 
 
-def test_a_server_on_another_device_gets_files_and_is_asked_once(
+def test_a_server_on_another_machine_gets_files_and_is_asked_once(
     driver: FakeDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = model()
@@ -166,19 +168,26 @@ def test_a_server_on_another_device_gets_files_and_is_asked_once(
     assert far.counts["/init_weight_transfer_engine"] == 4
     (said,) = [each for each in caplog.messages if "through files" in each]
     assert f"{far.url} gets its weights through files" in said
-    assert "is on device GPU-1, the server on GPU-2" in said
+    assert "that of a GPU on host here, the server is on elsewhere" in said
     far.restart()
     assert engine.holds() is None
     engine._reload(engine.servers[1], engine._last)  # type: ignore[arg-type]
     assert engine.holds() is not None
 
 
-def test_memory_that_no_server_can_open_is_given_back(driver: FakeDriver) -> None:
+@pytest.mark.parametrize("reaches", [False, True])
+def test_memory_that_no_server_can_open_is_given_back(
+    reaches: bool, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is on another machine, or its device does not reach the learner's."""
     policy = model()
-    engine, (far,) = served(policy, ELSEWHERE)
+    engine, (far,) = served(policy, ELSEWHERE if reaches else HERE)
+    if not reaches:
+        monkeypatch.setattr(driver, "cuIpcOpenMemHandle_v2", lambda *_: NO_PEER_ACCESS)
     push_weights(engine, 1, weights(policy))
     assert far.has(weights(policy))
     assert driver.num_mapped == 0
+    assert reaches or "cuIpcOpenMemHandle_v2 of the CUDA driver failed with status 217" in caplog.text
     move(policy)
     push_weights(engine, 2, weights(policy))
     assert far.has(weights(policy))

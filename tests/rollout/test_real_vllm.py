@@ -238,7 +238,7 @@ def test_pushes_of_changes_load_the_same_numbers_as_whole_ones(
 ) -> None:
     """The memory of a device, which is offered first, the server refuses."""
     monkeypatch.setattr(pushed_weights, "IN_MEMORY", tmp_path / "none")
-    driver = share_device(monkeypatch, tmp_path, uuid="GPU-1")
+    driver = share_device(monkeypatch, tmp_path, host="here")
     policy = LanguageModel(tiny_language_model(architecture, **WIDTH, **SHAPES[architecture]))
     with ExitStack() as opened:
         engine = serve(policy, opened, transfer_folder=str(tmp_path))
@@ -253,7 +253,7 @@ def test_pushes_through_memory_load_the_same_numbers_as_files(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that two processes open stands in for a device's. The server closes it after each push."""
-    share_device(monkeypatch, tmp_path, uuid="GPU-1")
+    share_device(monkeypatch, tmp_path, host="here")
     policy = LanguageModel(tiny_language_model(architecture, **WIDTH, **SHAPES[architecture]))
     tests = str(Path(__file__).parents[1])
     with ExitStack() as opened:

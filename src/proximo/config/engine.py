@@ -38,9 +38,9 @@ class VLLMEngineConfig(Section):
     variables: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of these servers. `CUDA_VISIBLE_DEVICES` has the devices of all of them."""
     transfer_folder: str | None = None
-    """Folder through which weights travel to servers that do not share the learner's GPU, and adapters to all. Trainer
-    and servers must see it under the same path. Null: /dev/shm, which is in memory, else the folder for temporary
-    files."""
+    """Folder through which weights travel to servers that cannot open the memory of the learner's GPU, and adapters to
+    all. Trainer and servers must see it under the same path. Null: /dev/shm, which is in memory, else the folder for
+    temporary files."""
     max_concurrent_requests: int = Field(256, ge=1)
     """Responses that are asked of a server at a time."""
     request_seconds: float = Field(600.0, gt=0)

@@ -1,4 +1,4 @@
-"""Memory of a CUDA device that a server on the same device can open, and the weights of a push packed into it.
+"""Memory of a CUDA device that a server on the same machine can open, and the weights of a push packed into it.
 
 The memory comes from the CUDA driver and not from torch, so that its handle says the same to any version of torch:
 64 bytes, which travel as text. `inside/proximo_vllm.py` opens it.
@@ -9,12 +9,15 @@ import ctypes
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 LOG = logging.getLogger("proximo.rollout")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""What Linux names this machine until it boots again."""
 SHAREABLE = "cuda"
 """Type of the devices whose memory another process can open."""
 _HANDLE_BYTES = 64
@@ -46,9 +49,9 @@ class DeviceMemory:
         self.bytes = tensor_at(self._address.value, size, device)
 
     def as_sent(self) -> dict[str, Any]:
-        """What a process on the same device needs to open it."""
+        """What a process on the same machine needs to open it."""
         return {
-            "device": str(torch.cuda.get_device_properties(self.device).uuid),
+            "host": BOOT.read_text().strip(),
             "handle": base64.b64encode(self._handle).decode(),
             "size": self.size,
         }

@@ -22,8 +22,8 @@ class Transfer:
     """The weights of the last push, for any server at any time: one that restarted gets what the others got.
 
     The first push is packed into memory of the learner's device. Servers that cannot open it, because they are on
-    another device, get files from then on; without a server that can, the memory is given back. An adapter always
-    travels as files.
+    another machine or their device does not reach it, get files from then on; without a server that can, the memory is
+    given back. An adapter always travels as files.
     """
 
     def __init__(self, files: PushedWeights, servers: Collection[VLLMServer], dtype: torch.dtype | None) -> None:

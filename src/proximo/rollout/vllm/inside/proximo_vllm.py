@@ -1,5 +1,5 @@
 """Runs inside vLLM's worker processes, in vLLM's own environment: loads the weights that a trainer wrote to files, or
-to memory of the device that both are on.
+to the memory of its device, which may be another one of this machine.
 
 vLLM imports this file by the name of `Worker` (`--worker-extension-cls`). It imports nothing of Proximo, which is not
 in that environment. The transfer engine is vLLM's own interface: init, start, update, finish.
@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 Change = tuple[torch.Tensor, torch.Tensor]
 """Indices of a flat tensor, and the values there."""
 
@@ -34,8 +35,8 @@ Change = tuple[torch.Tensor, torch.Tensor]
 class TransferInit(WeightTransferInitInfo):
     """The trainer's memory. Files need no preparation."""
 
-    device: str | None = None
-    """UUID of its device."""
+    host: str | None = None
+    """The machine of its device, as `host_of` names it; None for files."""
     handle: str = ""
     """What opens it, as the driver gave it: 64 bytes in base64."""
     size: int = 0
@@ -68,10 +69,10 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
     def init_transfer_engine(self, init_info: TransferInit) -> None:
         """Open the trainer's memory, if it says where. Raises ValueError if it cannot be opened here."""
         self.shutdown()
-        if init_info.device is None:
+        if init_info.host is None:
             return
-        if (own := device_of(self.device)) != init_info.device:
-            raise ValueError(f"the trainer's memory is on device {init_info.device}, the server on {own}")
+        if (own := host_of(self.device)) != init_info.host:
+            raise ValueError(f"the trainer's memory is that of a GPU on host {init_info.host}, the server is on {own}")
         handle = base64.b64decode(init_info.handle)
         try:
             self._memory, self._close = opened(handle, init_info.size, self.device)
@@ -219,20 +220,16 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_char * 64),)
 
 
-class _Array:
-    """Memory at an address, as torch reads it without a copy."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
-
-
-def device_of(device: torch.device) -> str:
-    """The UUID of a worker's device."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
+def host_of(device: torch.device) -> str:
+    """The machine of a worker's GPU, until it boots again; of a worker without one its device."""
+    return BOOT.read_text().strip() if device.type == "cuda" else device.type
 
 
 def opened(handle: bytes, size: int, device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
-    """The bytes of another process' memory on this device, and what closes it. Raises OSError."""
+    """The bytes of another process' memory, as this device reads them, and what closes it. Raises OSError.
+
+    The memory may be that of another GPU, which this one must reach (NVLink, PCIe) and this process need not see.
+    """
     library, address = driver(), ctypes.c_uint64()
 
     def call(name: str, *arguments: Any) -> None:
@@ -251,8 +248,10 @@ def driver() -> ctypes.CDLL:
 
 
 def tensor_at(address: int, size: int, device: torch.device) -> torch.Tensor:
-    """The bytes of a device's memory. The tensor does not own them."""
-    return torch.as_tensor(_Array(address, size), device=device)
+    """The bytes at an address that the device can read. The tensor does not own them."""
+    # Not by the address' array interface: that asks whose memory it is, and copies all of it from another device.
+    storage = torch._C._construct_storage_from_data_pointer(address, device, size)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 WeightTransferEngineFactory.register_engine("proximo", Transfer)
