@@ -194,6 +194,8 @@ class Backbone:
 
     def compile(self, backend: str) -> None:
         """Run passes with gradients through torch.compile. Sampling and other passes are not compiled."""
+        from proximo.models.attention.compiled import compile_layers
+
         self.training_layers = compile_layers(self.layers, backend)
 
     def packed(
@@ -333,13 +335,3 @@ def check_compiler(backend: str, device: torch.device) -> None:
             f"run.compile inductor compiles C++ for the CPU, and none of {', '.join(names)} is installed: install g++, "
             "or set run.compile: none"
         )
-
-
-def compile_layers(layers: nn.Module, backend: str) -> Any:
-    """A compiled view of `layers`: same weights, same names, with shapes left open.
-
-    Attention depends on the sequence lengths of each micro-batch and would be recompiled every time. So it runs
-    uncompiled, between the compiled parts.
-    """
-    register_attention(compiled=False)
-    return torch.compile(layers, backend=backend, dynamic=True)

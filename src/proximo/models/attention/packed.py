@@ -10,7 +10,7 @@ prefix, H query heads, K head width.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -95,14 +95,14 @@ def _as_in(layout: AttentionLayout | None, compute: Compute | None) -> Generator
         yield
 
 
-def register_attention(*, compiled: bool = True) -> None:
-    """Register `ATTENTION` with transformers. Repeated calls change nothing.
+def current_layout() -> AttentionLayout | None:
+    """The layout by which layers attend now."""
+    return _LAYOUT.get()
 
-    `compiled=False` excludes the function from torch.compile, from then on.
-    """
-    if not compiled:
-        AttentionInterface.register(ATTENTION, torch.compiler.disable(layout_attention))
-    elif ATTENTION not in AttentionInterface():
+
+def register_attention() -> None:
+    """Register `ATTENTION` with transformers. Repeated calls change nothing."""
+    if ATTENTION not in AttentionInterface():
         AttentionInterface.register(ATTENTION, layout_attention)
     AttentionMaskInterface.register(ATTENTION, no_mask)
 
@@ -112,20 +112,15 @@ def layout_attention(
 ) -> tuple[Tensor, None]:
     """Called by a transformers layer; calls the layout of the pass.
 
-    Raises ModelError for anything that a layout cannot apply: a ready mask, a position bias, attention in both
-    directions.
+    Raises ModelError for anything that a layout cannot apply, as `check_arguments` does.
     """
     layout = _LAYOUT.get()
-    where = type(module).__name__
     if layout is None:
         raise ModelError(
-            f"{where} was called without a layout: LanguageModel and ScalarModel set one for the models they own; "
-            "before calling it or its generate() yourself, call model.set_attn_implementation('sdpa')"
+            f"{type(module).__name__} was called without a layout: LanguageModel and ScalarModel set one for the "
+            "models they own; before calling it or its generate() yourself, call model.set_attn_implementation('sdpa')"
         )
-    if attention_mask is not None or arguments.get("position_bias") is not None:
-        raise ModelError(f"{where} makes its own attention mask or position bias, which packing cannot apply")
-    if arguments.get("is_causal") is False:
-        raise ModelError(f"{where} attends in both directions; only causal language models can be packed")
+    check_arguments(module, attention_mask, arguments)
     options = AttentionOptions(
         scaling=arguments.get("scaling"),
         sliding_window=arguments.get("sliding_window"),
@@ -136,6 +131,15 @@ def layout_attention(
     layout.num_calls += 1
     # Rotary embeddings are float32, and make float32 queries and keys: cast them to the dtype of the values.
     return layout.attend(*to_compute_type(query, key, value), options), None
+
+
+def check_arguments(module: nn.Module, attention_mask: Tensor | None, arguments: Mapping[str, Any]) -> None:
+    """Raises ModelError for a ready mask, a position bias, and attention in both directions."""
+    where = type(module).__name__
+    if attention_mask is not None or arguments.get("position_bias") is not None:
+        raise ModelError(f"{where} makes its own attention mask or position bias, which packing cannot apply")
+    if arguments.get("is_causal") is False:
+        raise ModelError(f"{where} attends in both directions; only causal language models can be packed")
 
 
 def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
