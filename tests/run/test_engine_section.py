@@ -330,6 +330,7 @@ def test_a_preview_and_a_plan_say_who_samples(
     assert "generate" not in shown
     assert "policy_logprobs" in shown
     assert "vLLM servers sample the responses: their time and memory are not counted" in shown
+    assert "where a GPU's memory carries a push, it keeps 0.00 GiB of the learner's" in shown
 
 
 def test_an_evaluation_samples_with_the_engine_of_the_run_or_with_the_one_that_is_named(

@@ -102,6 +102,9 @@ def _notes_on(recipe: PPORecipe, policy: Model) -> Iterator[str]:
             f"{size * width / 2**30:.2f} GiB and a cache of keys and values; vLLM takes nine tenths of a GPU unless "
             "engine.arguments says otherwise"
         )
+        if not policy.has_adapter:
+            trained = sum(parameter.numel() for _, parameter in policy.trainable_parameters())
+            yield f"where a GPU's memory carries a push, it keeps {trained * width / 2**30:.2f} GiB of the learner's"
 
 
 def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision) -> dict[str, Model]:
