@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +46,9 @@ def worker_file() -> Any:
     for path, functions in {
         "vllm.distributed.weight_transfer.factory": {
             "WeightTransferEngineFactory": type("Factory", (), {"register_engine": staticmethod(lambda *_: None)})
+        },
+        "vllm.distributed.parallel_state": {
+            "get_world_group": lambda: SimpleNamespace(world_size=1, is_last_rank=True)
         },
         "vllm.model_executor.model_loader.reload": {
             "initialize_layerwise_reload": lambda _: None,

@@ -84,9 +84,11 @@ def table(bench: Bench) -> dict[str, Any]:
     else:
         if bench.is_cuda:
             torch.cuda.set_per_process_memory_fraction(min(1.0, SMALL_GIB / memory))
-        steps += _steps(bench, [small], deterministic=True)
-        if bench.is_cuda:
-            torch.cuda.set_per_process_memory_fraction(1.0)
+        try:
+            steps += _steps(bench, [small], deterministic=True)
+        finally:
+            if bench.is_cuda:
+                torch.cuda.set_per_process_memory_fraction(1.0)
     return {"steps": steps + _steps(bench, cases[:1])}
 
 

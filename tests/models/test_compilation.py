@@ -1,5 +1,6 @@
 """torch.compile changes the speed of training passes alone: gradients, names and sampling stay."""
 
+import gc
 import shutil
 from typing import Any
 
@@ -105,8 +106,10 @@ def test_two_passes_keep_their_own_sequences_until_their_backward_pass() -> None
     expected = [gradients(model, batch(count)) for count in (2, 3)]
     model.compile("aot_eager")
     model.model.train()
+    gc.collect()
+    others = set(compiled_attention._LAYOUTS)
     losses = [-model.response_logprobs(batch(count)).logprobs.mean() for count in (2, 3)]
-    assert len(compiled_attention._LAYOUTS) == 2
+    assert len(set(compiled_attention._LAYOUTS) - others) == 2
     for loss, plain in zip(losses, expected, strict=True):
         model.model.zero_grad()
         loss.backward()
@@ -114,7 +117,8 @@ def test_two_passes_keep_their_own_sequences_until_their_backward_pass() -> None
             if name in plain:
                 torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-5, atol=1e-6, msg=name)
     del loss, losses
-    assert not compiled_attention._LAYOUTS
+    gc.collect()
+    assert set(compiled_attention._LAYOUTS) <= others
 
 
 LENGTHS = ([4, 5], [2, 9, 3], [7], [5] * 6)

@@ -5,8 +5,11 @@ The worker's code is the real one, and so is the learner's; only the calls of CU
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from builders import tiny_language_model, tiny_tokenizer
 from fake_driver import FakeDriver
 from fake_vllm import CUT, FakeVLLM, Fault, engine_on, fake_servers
-from inside_vllm import share_device
+from inside_vllm import share_device, worker_file
 from proximo.errors import TrainingError
+from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.records import Prompt
@@ -225,6 +229,45 @@ def test_a_server_that_knows_files_only_gets_files(driver: FakeDriver) -> None:
     assert fake.has(weights(policy))
 
 
+def test_workers_of_one_server_refuse_together_and_the_last_one_alone_says_so(
+    driver: FakeDriver, tmp_path: Path
+) -> None:
+    """vLLM reads their replies in order, up to the first failure: a later one would end its next call."""
+    memory, barrier, total = DeviceMemory(CPU, 64), Barrier(2, timeout=60), torch.zeros((), dtype=torch.int64)
+
+    def allreduce(each: list[Tensor]) -> Any:
+        total.add_(each[0])
+        barrier.wait()
+        each[0].copy_(total)
+        barrier.wait()
+        total.zero_()
+        barrier.wait()
+        return SimpleNamespace(wait=lambda: None)
+
+    def worker(rank: int) -> Any:
+        code = worker_file()
+        group = SimpleNamespace(allreduce=allreduce)
+        code.get_world_group = lambda: SimpleNamespace(world_size=2, is_last_rank=rank == 1, cpu_group=group)
+        code.host_of, code.driver = lambda _: (HERE, ELSEWHERE)[rank], lambda: driver
+        made = code.Transfer()
+        made.device = CPU
+        return made
+
+    workers = [worker(rank) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first, last = [pool.submit(each.init, memory.as_sent()) for each in workers]
+        assert first.result() is None
+        with pytest.raises(ValueError, match="that of a GPU on host here, the server is on elsewhere"):
+            last.result()
+        assert driver.num_mapped == 1, "what the first one opened is closed"
+        folder = {"digest": "none", "path": str(tmp_path / "none")}
+        first, last = [pool.submit(each.update, folder) for each in workers]
+        assert first.result() is None
+        with pytest.raises(ValueError, match="holds other weights than were announced"):
+            last.result()
+    memory.close()
+
+
 def test_other_numbers_than_were_announced_end_the_run_and_are_not_loaded(driver: FakeDriver) -> None:
     policy = model()
 
@@ -284,6 +327,24 @@ def test_an_engine_on_a_device_that_failed_is_closed(driver: FakeDriver, monkeyp
     monkeypatch.setattr(driver, "cuMemFree_v2", lambda address: free(address) or 700)
     engine.close()
     assert not engine._files.folder.exists()
+
+
+def test_memory_that_a_server_may_still_read_is_not_freed(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = model()
+    engine, _ = served(policy, HERE)
+    push_weights(engine, 1, weights(policy))
+
+    def too_late(*_: Any, **__: Any) -> None:
+        raise UnansweredError("no reply after 600 s", timed_out=True)
+
+    monkeypatch.setattr(engine.servers[0], "load_weights", too_late)
+    with pytest.raises(UnansweredError):
+        engine._transfer.give(engine.servers[0], name="1", digest="")
+    engine.close()
+    assert "free" not in driver.events
+    monkeypatch.setattr(engine.servers[0], "has_ended", lambda: True)
+    engine.close()
+    assert "free" in driver.events
 
 
 def test_without_a_device_nothing_is_asked_of_a_driver(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:

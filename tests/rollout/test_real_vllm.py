@@ -232,16 +232,17 @@ def check_against_files(policy: LanguageModel, engine: VLLMEngine, version: int,
     assert not checks_weights(engine, "compare", baseline=loaded)["match"]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(("architecture", "workers"), [("llama", 1), ("qwen2", 1), ("llama", 2)])
 def test_pushes_of_changes_load_the_same_numbers_as_whole_ones(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of a device, which is offered first, the server refuses."""
+    """The memory of a device, which is offered first, all workers of the server refuse."""
     monkeypatch.setattr(pushed_weights, "IN_MEMORY", tmp_path / "none")
     driver = share_device(monkeypatch, tmp_path, host="here")
     policy = LanguageModel(tiny_language_model(architecture, **WIDTH, **SHAPES[architecture]))
     with ExitStack() as opened:
-        engine = serve(policy, opened, transfer_folder=str(tmp_path))
+        arguments = ("--enforce-eager", f"--tensor-parallel-size={workers}")
+        engine = serve(policy, opened, transfer_folder=str(tmp_path), arguments=arguments)
         push_weights(engine, 0, move(policy, 0))
         assert [each for each in driver.events if each != "wait"] == ["allocate", "free"]
         check_against_files(policy, engine, 1, share=0.02)

@@ -288,9 +288,9 @@ class Backbone:
         return hidden.flatten(0, 1)
 
     def _fused_layers(self) -> PackedLayers | None:
-        """The fused layers; None if this device, precision or model has none, or if the layers are compiled."""
+        """The fused layers; None if this device, precision or model has none, or for a pass that runs compiled."""
         make = self.path.layers
-        return None if make is None or self.is_compiled else make(self.layers)
+        return None if make is None or (self.is_compiled and torch.is_grad_enabled()) else make(self.layers)
 
     def run(
         self,

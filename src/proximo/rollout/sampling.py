@@ -231,6 +231,8 @@ def restrict(
         too_early = positions < options.min_new_tokens
         forbidden = torch.zeros_like(scaled, dtype=torch.bool).index_fill_(1, ending_ids, True) & too_early[:, None]
         scaled = scaled.masked_fill(forbidden, -torch.inf)
+    if options.greedy:  # the most probable token is left whatever else goes
+        return scaled
     if options.top_k is not None and options.top_k < scaled.shape[1]:
         kth = scaled.topk(options.top_k, dim=1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)

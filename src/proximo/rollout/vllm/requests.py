@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from proximo.data.codec import end_of_prompt
@@ -209,13 +210,16 @@ def _sampling_mask(given: Any, token_ids: Sequence[int], vocab_size: int) -> Sam
     wrong = InvalidReplyError("the sampling mask is not that of the response's tokens")
     if not isinstance(given, list) or len(given) != len(token_ids) or not all(isinstance(ids, list) for ids in given):
         raise wrong
-    flat = list(chain.from_iterable(given))
-    if set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) >= vocab_size:
+    numbers, counts = list(chain.from_iterable(given)), np.array([len(ids) for ids in given])
+    if set(map(type, numbers)) != {int} or counts.min() < 1:
         raise wrong
-    if not all(token in ids for token, ids in zip(token_ids, given, strict=True)):
+    ids = np.array(numbers)  # which may be a million
+    if ids.min() < 0 or ids.max() >= vocab_size:
         raise wrong
-    counts = torch.tensor([len(ids) for ids in given])
-    return SamplingMask(token_ids=torch.tensor(flat, dtype=torch.int32), counts=counts)
+    is_drawn = ids == np.repeat(token_ids, counts)
+    if not np.logical_or.reduceat(is_drawn, counts.cumsum() - counts).all():
+        raise wrong
+    return SamplingMask(token_ids=torch.from_numpy(ids.astype(np.int32)), counts=torch.from_numpy(counts))
 
 
 def _field(item: Any, name: str) -> Any:

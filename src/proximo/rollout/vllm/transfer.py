@@ -33,6 +33,8 @@ class Transfer:
         self._by_memory = set(servers) if dtype is not None and not files.is_adapter else set()
         """Servers that may open the memory."""
         self._packed: PackedWeights | None = None
+        self._readers: set[VLLMServer] = set()
+        """Servers that were told to read the memory and have not said that they did."""
         self._needs_files = threading.Lock()
         """Servers are given a push at the same time."""
 
@@ -61,11 +63,14 @@ class Transfer:
         if packed is not None and server in self._by_memory:
             update = {"digest": digest, "tensors": packed.layout(), "tensors_of_model": self.files.num_tensors}
             try:
+                self._readers.add(server)
                 server.load_weights(update, version=name, memory=packed.memory.as_sent())
+                self._readers.discard(server)
                 return
             except (UnansweredError, RequestRefusedError) as error:
                 if not _is_an_answer(error):
                     raise
+                self._readers.discard(server)
                 LOG.warning("the vLLM server %s gets its weights through files: %s", server.url, error)
                 self._by_memory.discard(server)
         update = self._in_files(name, digest)
@@ -84,8 +89,10 @@ class Transfer:
             packed.memory.close()
 
     def close(self) -> None:
-        """Remove the files, and free the memory, as far as the device still works."""
+        """Remove the files, and free the memory, as far as the device still works and no server may read it."""
         self.files.close()
+        if any(not server.has_ended() for server in self._readers):  # it is freed with the process
+            return
         self._by_memory.clear()
         with suppress(OSError, RuntimeError):
             self.settle()

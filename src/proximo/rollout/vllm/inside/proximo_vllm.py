@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -71,13 +72,17 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
         self.shutdown()
         if init_info.host is None:
             return
-        if (own := host_of(self.device)) != init_info.host:
-            raise ValueError(f"the trainer's memory is that of a GPU on host {init_info.host}, the server is on {own}")
-        handle = base64.b64decode(init_info.handle)
+        problem = None
         try:
-            self._memory, self._close = opened(handle, init_info.size, self.device)
+            if (own := host_of(self.device)) == init_info.host:
+                handle = base64.b64decode(init_info.handle)
+                self._memory, self._close = opened(handle, init_info.size, self.device)
+            else:
+                problem = f"the trainer's memory is that of a GPU on host {init_info.host}, the server is on {own}"
         except OSError as error:
-            raise ValueError(f"the trainer's memory cannot be opened: {error}") from None
+            problem = f"the trainer's memory cannot be opened: {error}"
+        if not all_agree(problem):
+            self.shutdown()
 
     def start_weight_update(self) -> None:
         """Nothing to do. Layers are opened once the weights have proved good, and closed in the same call."""
@@ -90,15 +95,19 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
             self.shutdown()
 
     def _receive(self, update: TransferUpdate) -> None:
-        changes: dict[str, list[Change]] = {}
-        if update.path is None:
-            tensors, num_of_model = self._in_memory(update.tensors), update.tensors_of_model
-        else:
-            tensors, num_of_model = _in_files(Path(update.path))
-            changes = _changes_in_files(Path(update.path), update.changes)
-        found = digest(tensors, changes)
-        if found != update.digest:
-            raise ValueError(f"{update.path or 'the memory'} holds other weights than were announced: {found}")
+        problem, tensors, changes, num_of_model = None, {}, {}, update.tensors_of_model
+        try:
+            if update.path is None:
+                tensors = self._in_memory(update.tensors)
+            else:
+                tensors, num_of_model = _in_files(Path(update.path))
+                changes = _changes_in_files(Path(update.path), update.changes)
+            if (found := digest(tensors, changes)) != update.digest:
+                problem = f"{update.path or 'the memory'} holds other weights than were announced: {found}"
+        except Exception as error:  # of any kind: the other workers wait for this one
+            problem = str(error) if isinstance(error, ValueError) else f"the weights cannot be read: {error!r:.200}"
+        if not all_agree(problem):
+            return
         # On a CPU matrices are packed for its products: layers are opened, filled, and packed again. An open layer
         # cannot sample, so none stays open, also where the tensors do not fit the model.
         initialize_layerwise_reload(self.model)
@@ -212,6 +221,20 @@ def digest(tensors: Mapping[str, torch.Tensor], changes: Mapping[str, Sequence[C
     for numbers in sampled.values():
         result.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return result.hexdigest()
+
+
+def all_agree(problem: str | None) -> bool:
+    """Whether no worker of this server has a problem. Each calls this at the same place.
+
+    Raises ValueError in the last worker if one has: vLLM reads the workers' replies in their order, ends at the first
+    that failed, and takes what is left for the replies to its next call.
+    """
+    group, failed = get_world_group(), torch.tensor(int(problem is not None))
+    if group.world_size > 1:
+        group.cpu_group.allreduce([failed]).wait()
+    if failed and group.is_last_rank:
+        raise ValueError(problem or "another worker of this server could not load the weights")
+    return not failed
 
 
 class _Handle(ctypes.Structure):
