@@ -132,8 +132,6 @@ GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "valu
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 MOVING = {"ppo.kl.reference_every_steps": 1}
 IN_LOSS = {"ppo.kl": {"kind": "loss", "coefficient": 0.1}}
-GATED = STEEP | {"ppo.policy_loss.objective.kind": "sapo"}
-TRUSTING = STEEP | {"ppo.policy_loss.objective.kind": "m2po"}
 BF16 = {"run.precision": "bf16"}
 EXPERTS = {
     "model.config.model_type": "qwen2_moe",
@@ -420,15 +418,6 @@ KNOBS = [
     Knob(objectives.PPOObjectiveConfig, "clip_high", "ppo", {"ppo.policy_loss.objective.clip_high": 2.0}, STEEP),
     Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
     Knob(objectives.PPOObjectiveConfig, "dual_clip", "ppo", {"ppo.policy_loss.objective.dual_clip": 1.1}, STEEP),
-    Knob(objectives.SAPOConfig, "gate_positive", "ppo", {"ppo.policy_loss.objective.gate_positive": 3.0}, GATED),
-    Knob(objectives.SAPOConfig, "gate_negative", "ppo", {"ppo.policy_loss.objective.gate_negative": 3.0}, GATED),
-    Knob(
-        objectives.M2POConfig,
-        "max_second_moment",
-        "ppo",
-        {"ppo.policy_loss.objective.max_second_moment": 1e-4},
-        TRUSTING,
-    ),
     Knob(
         ppo.PolicyLossConfig,
         "aggregation",
@@ -726,7 +715,7 @@ SHOWN_ELSEWHERE = {
             environment.VerifiersEnvironmentConfig,
             name,
         ): "test_an_environment_of_verifiers_plays_against_the_built_in_engine"
-        for name in ("python", "env", "renderer")
+        for name in ("python", "env")
     },
     (run.RunConfig, "device"): "test_auto_takes_the_fastest_device_and_one_that_is_not_there_is_refused",
     (run.RunConfig, "num_threads"): "test_a_resume_with_other_threads_needs_permission_and_is_noted",
