@@ -42,7 +42,6 @@ def config(**options: Any) -> PPOConfig:
     return PPOConfig(**(base | options))
 
 
-
 class StrictM2POConfig(M2POConfig):
     second_moment_limit: ClassVar[float | None] = 1e-5
 
