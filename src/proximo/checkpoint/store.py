@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from proximo.background import in_background
 from proximo.checkpoint import atomic
 from proximo.checkpoint.ranks import (
     Captured,
@@ -22,7 +23,6 @@ from proximo.checkpoint.ranks import (
     captured,
     check_all_seen,
     check_names,
-    in_background,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (

@@ -20,8 +20,8 @@ import huggingface_hub
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
+from proximo.background import in_background
 from proximo.checkpoint import atomic
-from proximo.checkpoint.ranks import in_background
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import PUSHES
 from proximo.checkpoint.store import CheckpointStore
