@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from proximo.background import in_background
 from proximo.checkpoint import atomic
 from proximo.checkpoint.ranks import (
     Captured,
@@ -41,7 +40,7 @@ from proximo.checkpoint.reading import (
     read_manifest,
     saved_steps,
 )
-from proximo.distributed.world import current
+from proximo.distributed.world import current, in_background
 from proximo.errors import CheckpointError, RankError, disk_refused
 
 LATEST = "latest"

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from proximo.background import in_background
 from proximo.distributed.failure import (
     FAILURE,
     PRINTED,
@@ -30,6 +29,7 @@ from proximo.distributed.failure import (
     say,
     status_of,
 )
+from proximo.distributed.world import in_background
 from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0

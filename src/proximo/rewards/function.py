@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
-from proximo.background import in_background
+from proximo.distributed.world import in_background
 from proximo.errors import ConfigError, DataError, ProximoError, TrainingError
 from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from proximo.background import all_in_background
+from proximo.distributed.world import all_in_background
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue

@@ -9,8 +9,7 @@ from concurrent.futures import Future, as_completed
 from functools import partial
 from typing import Any
 
-from proximo.background import all_in_background
-from proximo.distributed.world import alone, current
+from proximo.distributed.world import all_in_background, alone, current
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
