@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -25,3 +26,21 @@ def one_thread() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     if torch.are_deterministic_algorithms_enabled():  # a test ran as on CUDA; to turn it off imports the compiler
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One second of computing for a trial of a chat template."""
+    from proximo.data.templates import limits
+
+    monkeypatch.setattr(limits, "CPU_SECONDS", 1)
+    limits.try_template.cache_clear()
+    yield
+    limits.try_template.cache_clear()

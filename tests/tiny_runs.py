@@ -7,6 +7,7 @@ Nothing is constant: learning rates, the KL coefficient, the number of micro-bat
 import json
 import random
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,12 +177,12 @@ def _optimizer() -> dict[str, Any]:
 def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe with values at dotted keys replaced; for adapters, a saved base and what was trained on it."""
     copy = json.loads(json.dumps(recipe))
-    for key, value in changes.items():
+    for key, value in deepcopy(dict(changes)).items():
         *above, last = key.split(".")
         section = copy
         for name in above:
             section = section[int(name)] if isinstance(section, list) else section.setdefault(name, {})
-        section[last] = value
+        section[int(last) if isinstance(section, list) else last] = value
     model = copy["model"]
     if "lora" in model and model.pop("config", None) is not None:
         model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))

@@ -39,12 +39,6 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def started(monkeypatch):
     """Stands in for the training; holds what it was started with."""
     calls = []

@@ -10,11 +10,7 @@ from proximo.checkpoint.run_folder import open_run
 from proximo.cli import main
 from proximo.commands import report
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def write_run(path: str, *losses: float, trainer: str = "sft", seed: int = 1) -> Path:

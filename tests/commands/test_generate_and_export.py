@@ -29,12 +29,6 @@ from proximo.run.task import Record
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def save_model(path, *, seed=0):
     tiny_language_model(seed=seed).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)

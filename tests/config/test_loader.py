@@ -15,12 +15,6 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT, write_recipe
 TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pipeline": PIPELINE}
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def refusal(folder, text, *overrides, kind="ppo"):
     with pytest.raises(ConfigError) as caught:
         load_recipe(kind, write_recipe(folder, text), overrides)

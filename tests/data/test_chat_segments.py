@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -169,15 +168,6 @@ HARMS = {
     "a number without end": ("{{ 9 ** (9 ** (9 ** 9)) }}", "1 s of computing"),
     "a text of 10 GB": ("{{ 'a' * 10000000000 }}", "1024 MiB of memory"),
 }
-
-
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One second of computing for a trial."""
-    monkeypatch.setattr(limits, "CPU_SECONDS", 1)
-    limits.try_template.cache_clear()
-    yield
-    limits.try_template.cache_clear()
 
 
 @pytest.mark.usefixtures("hurry")

@@ -14,7 +14,7 @@ from proximo.metrics.console import (
     NotebookProgress,
     PlainProgress,
     ProgressInfo,
-    QuietProgress,
+    ProgressView,
     TerminalProgress,
     open_progress,
 )
@@ -121,7 +121,7 @@ def test_an_evaluation_before_training_does_not_enter_the_time_left():
 
 def test_quiet_shows_warnings_only_and_each_once():
     view, stream = opened(quiet=True)
-    assert isinstance(view, QuietProgress)
+    assert type(view) is ProgressView
     view.write(1, LINE)
     view.note("saved")
     for _ in range(3):
@@ -258,5 +258,5 @@ def test_the_log_is_written_in_a_notebook_too_and_a_quiet_run_shows_nothing(cell
     logged.close()
     assert (tmp_path / "log.txt").read_text().startswith("step 1/10  score 0.50")
     cell.clear()
-    assert isinstance(open_progress(info(), console=Console(), quiet=True), QuietProgress)
+    assert type(open_progress(info(), console=Console(), quiet=True)) is ProgressView
     assert cell == []

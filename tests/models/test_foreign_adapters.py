@@ -45,10 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def make_adapter(*, tied: bool = False, rows: int = 64, config: Any = None, **options: Any) -> torch.Tensor:

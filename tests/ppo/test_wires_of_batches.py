@@ -17,9 +17,7 @@ from proximo.ppo.roles.worker import over_batches
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.epochs import plan_updates
 from roles_made import state
-from supervised.test_dpo import task as dpo_task
-from supervised.test_dpo import two_models
-from supervised.test_supervised import reward_task, sft_task
+from supervised.tiny_tasks import dpo_task, reward_task, sft_task, two_models
 
 TASKS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sft": (13, sft_task),

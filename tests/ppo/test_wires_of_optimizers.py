@@ -21,11 +21,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.ppo.trainer import PPOTrainer
 from proximo.run.make.conversion import optimizer_options
-from supervised.test_dpo import task as dpo_task
-from supervised.test_dpo import two_models
-from supervised.test_kto import labelled
-from supervised.test_kto import task as kto_task
-from supervised.test_supervised import reward_task, sft_task
+from supervised.tiny_tasks import dpo_task, kto_task, labelled, reward_task, sft_task, two_models
 
 FIRST: dict[str, Any] = {
     "learning_rate": 0.03,

@@ -1,14 +1,12 @@
 """Every chat template that a run will use is tried before weights are read; what it refuses later is a fault."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
-from proximo.data.templates import limits
 from proximo.errors import DataError, ModelError, ProximoError
 from proximo.models import loading
 from proximo.models.language import LanguageModel
@@ -43,15 +41,6 @@ def place(tmp_path: Path) -> Path:
     prompt = {"messages": [{"role": role, "content": content} for role, content in turns]}
     (place / "prompts.jsonl").write_text((json.dumps(prompt) + "\n") * 8)
     return place
-
-
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One second for a rendering."""
-    monkeypatch.setattr(limits, "CPU_SECONDS", 1)
-    limits.try_template.cache_clear()
-    yield
-    limits.try_template.cache_clear()
 
 
 def reward_template(place: Path, template: str) -> PPORecipe:

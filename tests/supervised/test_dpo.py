@@ -1,9 +1,7 @@
-"""DPO: its loss is what it says, nothing about the cut or the reference's form changes it, and it learns."""
+"""DPO: its loss is what it says, and it learns. What holds for every task: test_every_task.py."""
 
-import copy
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,49 +11,16 @@ import torch
 from transformers import PreTrainedModel
 
 from builders import tiny_language_model
-from ppo.test_updates import Gathered, worst_difference
+from ppo.test_updates import worst_difference
 from proximo.data.preferences import PreferencePair
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
-from proximo.models.sharing import base_alone, is_shared
 from proximo.run.task import Record
-from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
-from proximo.supervised.dpo_trainer import DPOTask, build_task
+from proximo.supervised.dpo_recipe import DPORecipe
+from proximo.supervised.dpo_trainer import build_task
 from proximo.supervised.reward_trainer import pair_sequences
-from proximo.supervised.task import SupervisedTask
-from supervised.test_supervised import pairs, task_inputs
-from tiny_runs import LORA, changed, make_inputs, recipe_of
-
-BETA = 0.4
-
-
-def task(
-    model: LanguageModel,
-    reference: LanguageModel | None,
-    data: list[PreferencePair] | None = None,
-    held_out: list[PreferencePair] | None = None,
-    **config: Any,
-) -> DPOTask:
-    options = {"pairs_per_step": 6, "beta": BETA, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40} | config
-    data = data or pairs()
-    inputs = task_inputs(model, data, data if held_out is None else held_out, DPOConfig(**options))
-    return DPOTask(inputs, reference=reference)
-
-
-def two_models(dtype: torch.dtype = torch.float64) -> tuple[LanguageModel, LanguageModel]:
-    """A policy that has left its reference."""
-    return (
-        LanguageModel(tiny_language_model(seed=1, dtype=dtype)),
-        LanguageModel(tiny_language_model(seed=2, dtype=dtype).requires_grad_(False)),
-    )
-
-
-def first_update(made: DPOTask) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Metrics and gradient."""
-    made.learners["policy"] = gathered = Gathered(made.model.model)
-    metrics = {name: metric.value for name, metric in made.step(1).metrics.items()}
-    return metrics, gathered.gradients[0]
+from supervised.tiny_tasks import BETA, dpo_task, first_update, pairs, two_models
+from tiny_runs import changed, make_inputs, recipe_of
 
 
 def gradients_of(plain: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -106,7 +71,7 @@ def plain_loss(
 def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing: float | None) -> None:
     plain, plain_reference = plain_models()
     loss, seen = plain_loss(plain, plain_reference, smoothing)
-    made = task(*two_models(), **({"loss": "ipo"} if smoothing is None else {"label_smoothing": smoothing}))
+    made = dpo_task(*two_models(), **({"loss": "ipo"} if smoothing is None else {"label_smoothing": smoothing}))
     metrics, found = first_update(made)
     assert metrics["dpo/loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert worst_difference(gradients_of(plain, loss), found) < 1e-9
@@ -149,18 +114,10 @@ def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(budget: int) ->
             rewards.append(BETA * (plain_logprob(plain, ids, start, mask) - wanted))
         losses.append(-torch.nn.functional.logsigmoid(rewards[0] - rewards[1]))
     loss = torch.stack(losses).mean()
-    made = task(*two_models(), masked_pairs(), tokens_per_microbatch=budget)
+    made = dpo_task(*two_models(), masked_pairs(), tokens_per_microbatch=budget)
     assert worst_difference(gradients_of(plain, loss), first_update(made)[1]) < 1e-9
     record = made.evaluate()
     assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
-
-
-@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
-@pytest.mark.parametrize("budget", [1, 20, 40])
-def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: str) -> None:
-    tasks = (task(*two_models(), loss=loss, tokens_per_microbatch=size) for size in (8192, budget))
-    (_, whole), (_, cut) = map(first_update, tasks)
-    assert worst_difference(whole, cut) < 1e-10
 
 
 def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:
@@ -170,59 +127,11 @@ def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> N
     assert record.metrics["evaluation/margin_mean"].value == pytest.approx(0, abs=1e-7)
 
 
-def check_base_as_reference(
-    task_of: Callable[[LanguageModel, LanguageModel], SupervisedTask[Any, Any, Any]], *, checkpointing: bool = False
-) -> None:
-    """The base of an adapter as the reference gives the same bits in three steps as a frozen copy of it."""
-
-    def trained(own_reference: bool) -> tuple[SupervisedTask[Any, Any, Any], list[dict[str, float]]]:
-        model = LanguageModel(tiny_language_model(seed=1))
-        reference = model.frozen_copy() if own_reference else None
-        adapted = model.with_adapter(LoRAOptions(rank=2, alpha=4, seed=3))
-        if checkpointing:
-            adapted.use_activation_checkpointing()
-        made = task_of(adapted, reference or base_alone(adapted))
-        lines = [made.step(step).metrics for step in range(1, 4)]
-        names = [name for name in lines[0] if name.startswith(f"{made.metric_group}/")]
-        return made, [{name: line[name].value for name in names} for line in lines]
-
-    (alone, found), (copied, expected) = trained(False), trained(True)
-    assert found == expected
-    margin = f"{alone.metric_group}/margin"
-    assert found[2][margin] > found[0][margin]
-    for (name, one), (_, other) in zip(
-        alone.model.model.named_parameters(), copied.model.model.named_parameters(), strict=True
-    ):
-        assert torch.equal(one, other), name
-
-
-def check_that_the_policy_alone_moves(
-    task_of: Callable[[LanguageModel, LanguageModel], SupervisedTask[Any, Any, Any]],
-) -> None:
-    policy = LanguageModel(tiny_language_model())
-    reference = policy.frozen_copy()
-    before = copy.deepcopy(policy.model.state_dict())
-    task_of(policy, reference).step(1)
-    for name, weight in policy.model.named_parameters():
-        assert not torch.equal(weight, before[name]), name
-    for name, weight in reference.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_base_of_an_adapter_is_the_reference_as_a_frozen_copy_of_it_would_be(checkpointing: bool) -> None:
-    check_base_as_reference(task, checkpointing=checkpointing)
-
-
-def test_every_weight_of_the_policy_moves_and_the_reference_does_not() -> None:
-    check_that_the_policy_alone_moves(task)
-
-
 def trained(steps: int, *, on_training_pairs: bool = False, **config: Any) -> Record:
     """The evaluation on pairs of the same rule that no step has seen, or on those that it learned from."""
     model = LanguageModel(tiny_language_model())
     data = pairs(24)
-    made = task(
+    made = dpo_task(
         model,
         model.frozen_copy(),
         data[:16],
@@ -304,9 +213,3 @@ def test_another_reference_is_read_frozen_and_needs_the_same_vocabulary(tmp_path
     (place / "language_model" / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ModelError, match="reference"):
         build_task(recipe(place, **{"reference": {"path": str(place / "language_model")}}))
-
-
-def test_with_an_adapter_there_is_no_second_model(tmp_path: Path) -> None:
-    made = build_task(recipe(make_inputs(tmp_path), **{"model.lora": LORA}))
-    assert made.model.has_adapter
-    assert is_shared(made.reference, made.model)

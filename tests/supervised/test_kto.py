@@ -1,4 +1,4 @@
-"""KTO: loss, reference point and gradient are those of one sequence at a time, however a step is cut; and it learns."""
+"""KTO: loss, reference point and gradient are those of one sequence at a time, and it learns."""
 
 import json
 import math
@@ -13,60 +13,18 @@ from transformers import PreTrainedModel
 from architectures import keep_float64
 from builders import tiny_language_model
 from counting import Passes
-from ppo.test_updates import Gathered, worst_difference
+from ppo.test_updates import worst_difference
 from proximo.data.labelled import LabelledResponse
 from proximo.errors import ConfigError, DataError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
-from proximo.models.sharing import is_shared
-from proximo.supervised.kto_recipe import KTOConfig, KTORecipe, label_balance
+from proximo.supervised.kto_recipe import KTORecipe, label_balance
 from proximo.supervised.kto_trainer import KTOTask, answers_to_others, area_under_curve, build_task
-from supervised.test_dpo import check_base_as_reference, check_that_the_policy_alone_moves, plain_logprob
-from supervised.test_supervised import task_inputs
-from tiny_runs import LORA, changed, make_inputs, recipe_of
+from supervised.test_dpo import plain_logprob
+from supervised.tiny_tasks import BETA, first_update, kto_task, labelled
+from tiny_runs import changed, make_inputs, recipe_of
 
-BETA = 0.4
 WEIGHTS = {"desirable_weight": 1.5, "undesirable_weight": 0.7}
-
-
-def labelled(count: int = 7, longest: int = 5) -> list[LabelledResponse]:
-    """Answers of 2 to `longest` tokens. Desirable ones begin with token 10, the others with token 20."""
-    generator = torch.Generator().manual_seed(0)
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(30, 60, (length,), generator=generator).tolist()
-
-    return [
-        LabelledResponse(
-            id=str(i),
-            prompt_token_ids=tuple(ids(i % 3 + 2)),
-            response_token_ids=(10 if i % 3 else 20, *ids(i % (longest - 1)), 2),
-            desirable=i % 3 > 0,
-        )
-        for i in range(count)
-    ]
-
-
-def task(
-    model: LanguageModel,
-    reference: LanguageModel | None,
-    data: list[LabelledResponse] | None = None,
-    held_out: list[LabelledResponse] | None = None,
-    max_tokens: int = 64,
-    **config: Any,
-) -> KTOTask:
-    data = data or labelled()
-    options = {"examples_per_step": len(data), "beta": BETA, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40}
-    inputs = task_inputs(model, data, data if held_out is None else held_out, KTOConfig(**(options | config)))
-    return KTOTask(inputs, reference=reference or model.frozen_copy(), max_tokens=max_tokens)
-
-
-def gradients(made: KTOTask) -> tuple[dict[str, float | None], dict[str, torch.Tensor]]:
-    """Metrics and gradients of the first step."""
-    gathered = Gathered(made.model.model)
-    made.learners["policy"] = gathered
-    metrics = made.step(1).metrics
-    return {name: metric.value for name, metric in metrics.items()}, gathered.gradients[0]
 
 
 def step_order(made: KTOTask) -> list[LabelledResponse]:
@@ -123,7 +81,7 @@ def plain_models() -> tuple[PreTrainedModel, PreTrainedModel]:
     return made
 
 
-def two_models() -> tuple[LanguageModel, LanguageModel]:
+def far_models() -> tuple[LanguageModel, LanguageModel]:
     """The same two for a task."""
     policy, reference = plain_models()
     return LanguageModel(policy), LanguageModel(reference.requires_grad_(False))
@@ -135,14 +93,14 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(
 ) -> None:
     """With 6 tokens some answers are cut behind another prompt."""
     keep_float64(monkeypatch)
-    order = step_order(task(*two_models()))
+    order = step_order(kto_task(*far_models()))
     assert {row.id for row in order} == {row.id for row in labelled()}
     plain, plain_reference = plain_models()
     expected = plain_step(plain, plain_reference, order, max_tokens)
     expected["loss"].backward()
     assert expected["point"] > 0.1
-    made = task(*two_models(), max_tokens=max_tokens, **WEIGHTS)
-    metrics, found = gradients(made)
+    made = kto_task(*far_models(), max_tokens=max_tokens, **WEIGHTS)
+    metrics, found = first_update(made)
     assert metrics["kto/loss"] == pytest.approx(expected["loss"].item(), rel=1e-9)
     assert metrics["kto/reference_point"] == pytest.approx(expected["point"], rel=1e-9)
     wanted = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
@@ -171,22 +129,22 @@ def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(
 ) -> None:
     keep_float64(monkeypatch)
     data = masked(labelled())
-    order = step_order(task(*two_models(), data))
+    order = step_order(kto_task(*far_models(), data))
     plain, plain_reference = plain_models()
     expected = plain_step(plain, plain_reference, order, max_tokens)
     expected["loss"].backward()
-    metrics, found = gradients(task(*two_models(), data, max_tokens=max_tokens, **WEIGHTS))
+    metrics, found = first_update(kto_task(*far_models(), data, max_tokens=max_tokens, **WEIGHTS))
     assert metrics["kto/loss"] == pytest.approx(expected["loss"].item(), rel=1e-9)
     assert metrics["kto/reference_point"] == pytest.approx(expected["point"], rel=1e-9)
     wanted = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
     assert worst_difference(wanted, found) < 1e-9
-    whole, _ = gradients(task(*two_models(), max_tokens=max_tokens, **WEIGHTS))
+    whole, _ = first_update(kto_task(*far_models(), max_tokens=max_tokens, **WEIGHTS))
     assert whole["kto/loss"] != pytest.approx(metrics["kto/loss"], rel=1e-6)
 
 
 def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_float64(monkeypatch)
-    made = task(*two_models(), held_out=labelled(5), **WEIGHTS)
+    made = kto_task(*far_models(), held_out=labelled(5), **WEIGHTS)
     expected = plain_step(*plain_models(), labelled(5))
     record = made.evaluate()
     assert record.metrics["evaluation/loss"].value == pytest.approx(expected["loss"].item(), rel=1e-9)
@@ -216,31 +174,22 @@ def test_held_out_pairs_have_the_reference_point_of_answers_to_other_prompts(mon
     keep_float64(monkeypatch)
     rows = labelled(6)
     pairs = [replace(row, prompt_token_ids=rows[i - i % 2].prompt_token_ids) for i, row in enumerate(rows)]
-    record = task(*two_models(), held_out=pairs, **WEIGHTS).evaluate()
+    record = kto_task(*far_models(), held_out=pairs, **WEIGHTS).evaluate()
     expected = plain_step(*plain_models(), pairs, shift=2)
     assert expected["point"] > 0.1
     assert record.metrics["evaluation/reference_point"].value == pytest.approx(expected["point"], rel=1e-9)
 
 
-@pytest.mark.parametrize("budget", [1, 14, 30])
-def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
-    (metrics, whole), (_, cut) = (
-        gradients(task(*two_models(), tokens_per_microbatch=size, **WEIGHTS)) for size in (8192, budget)
-    )
-    assert metrics["kto/reference_point"] > 0.1
-    assert worst_difference(whole, cut) < 1e-10
-
-
 def test_without_a_kl_term_the_reference_point_is_0_and_answers_meet_their_own_prompts_alone() -> None:
-    made = task(*two_models(), reference_point="zero")
+    made = kto_task(*far_models(), reference_point="zero")
     counted = Passes(policy=made.model.base, reference=made.reference.base)
-    metrics, _ = gradients(made)
+    metrics, _ = first_update(made)
     total = sum(row.num_tokens for row in labelled())
     assert counted.tokens == {"policy": [total], "reference": [total]}
     assert metrics["kto/reference_point"] == 0
-    made = task(*two_models())
+    made = kto_task(*far_models())
     counted = Passes(policy=made.model.base, reference=made.reference.base)
-    gradients(made)
+    first_update(made)
     # Every answer stands behind another prompt as well: the same tokens again, read by both.
     assert counted.tokens == {"policy": [total, total], "reference": [total, total]}
 
@@ -262,7 +211,7 @@ def test_auc_counts_pairs_in_the_right_order_and_ties_half(
 
 
 def test_a_single_held_out_answer_has_no_other_one_to_be_compared_with() -> None:
-    record = task(*two_models()).evaluate(1)
+    record = kto_task(*far_models()).evaluate(1)
     assert record.metrics["evaluation/reference_point"].value == 0
     assert record.metrics["evaluation/auc"].value is None
     assert record.metrics["evaluation/reward_desirable"].value is None
@@ -282,19 +231,11 @@ def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> N
     assert values["evaluation/reference_point"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_base_of_an_adapter_is_the_reference_as_a_frozen_copy_of_it_would_be() -> None:
-    check_base_as_reference(task)
-
-
-def test_every_weight_of_the_policy_moves_and_the_reference_does_not() -> None:
-    check_that_the_policy_alone_moves(task)
-
-
 def learned(seed: int, steps: int = 20) -> tuple[dict[str, float | None], float, float]:
     """Held-out metrics, and how likely the first tokens of good and of bad answers are behind unseen prompts."""
     model = LanguageModel(tiny_language_model(seed=seed))
     data = labelled(48, longest=2)
-    made = task(model, None, data[:32], data[32:], examples_per_step=16, beta=0.1)
+    made = kto_task(model, model.frozen_copy(), data[:32], data[32:], examples_per_step=16, beta=0.1)
     for step in range(1, steps + 1):
         made.step(step)
     record = made.evaluate()
@@ -393,9 +334,3 @@ def test_a_prompt_with_the_answer_to_another_one_must_fit_the_model_too(
             build_task(recipe(place, **changes))
         changes["data.max_tokens"] = 16
     build_task(recipe(place, **changes)).step(1)
-
-
-def test_with_an_adapter_there_is_no_second_model(tmp_path: Path) -> None:
-    made = build_task(recipe(make_inputs(tmp_path), **{"model.lora": LORA}))
-    assert made.model.has_adapter
-    assert is_shared(made.reference, made.model)

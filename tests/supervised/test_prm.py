@@ -3,64 +3,24 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from builders import tiny_language_model
-from ppo.test_updates import Gathered, worst_difference
-from proximo.data.step_examples import StepExample
+from ppo.test_updates import worst_difference
 from proximo.metrics.calibration import probability_error
-from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
-from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.run.options import RunOptions
-from proximo.supervised.prm_recipe import PRMConfig
-from proximo.supervised.prm_trainer import JudgedSteps, PRMTask, evaluation_metrics, training_metrics
-from supervised.test_supervised import LORA, task_inputs
+from proximo.supervised.prm_trainer import JudgedSteps, evaluation_metrics, training_metrics
+from supervised.tiny_tasks import first_update, prm_task, solutions
 from tiny_runs import changed, make_inputs, recipe_of, run
-
-
-def examples(count: int = 6) -> list[StepExample]:
-    """Of 1 to 3 steps and different lengths; a step is right if its last token is even."""
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for index in range(count):
-        ends = tuple(3 + 3 * step + index % 2 for step in range(index % 3 + 1))
-        ids = torch.randint(3, 60, (ends[-1] + 1,), generator=generator).tolist()
-        labels = tuple(float(ids[end] % 2 == 0) for end in ends)
-        made.append(StepExample(id=str(index), token_ids=tuple(ids), ends=ends, labels=labels, num_prompt_tokens=2))
-    return made
-
-
-def prm_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config: Any) -> PRMTask:
-    model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
-    model = model.with_adapter(LORA) if adapters else model
-    options = PRMConfig(**({"solutions_per_step": 6, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40} | config))
-    return PRMTask(task_inputs(model, examples(), examples(), options))
-
-
-def gradients(task: PRMTask) -> dict[str, torch.Tensor]:
-    gathered: Any = Gathered(task.model.model)
-    task.learners["reward"] = gathered
-    task.step(1)
-    return gathered.gradients[0]
-
-
-@pytest.mark.parametrize("budget", [1, 14, 30])
-def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
-    """The solutions have different numbers of steps, so a mean of means would differ."""
-    whole, cut = prm_task(torch.float64), prm_task(torch.float64, tokens_per_microbatch=budget)
-    assert len(whole.batches(examples())) == 1 < len(cut.batches(examples()))
-    assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
 
 
 def test_loss_and_gradient_are_those_of_one_step_at_a_time() -> None:
     """Each step is the end of a sequence of its own, and the mean is over the steps of all solutions."""
     task, plain = prm_task(torch.float64), prm_task(torch.float64)
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for example in examples():
+    for example in solutions():
         for end, label in zip(example.ends, example.labels, strict=True):
             score = plain.model.token_scores(pack([example.token_ids[: end + 1]]))[-1]
             total, count = total - torch.nn.functional.logsigmoid(score if label else -score), count + 1
@@ -68,23 +28,11 @@ def test_loss_and_gradient_are_those_of_one_step_at_a_time() -> None:
     expected = {name: p.grad for name, p in plain.model.model.named_parameters() if p.grad is not None}
     record = task.evaluate()
     assert record.metrics["evaluation/loss"].value == pytest.approx((total / count).item(), rel=1e-12)
-    assert worst_difference(gradients(task), expected) < 1e-10
-
-
-@pytest.mark.parametrize("adapters", [False, True])
-def test_training_moves_every_trainable_tensor(*, adapters: bool) -> None:
-    task = prm_task(adapters=adapters)
-    before = {name: parameter.detach().clone() for name, parameter in task.model.model.named_parameters()}
-    for step in range(1, 3):
-        task.step(step)
-    after = dict(task.model.model.named_parameters())
-    moved = {name for name, parameter in after.items() if not torch.equal(parameter, before[name])}
-    assert moved == {name for name, parameter in after.items() if parameter.requires_grad}
-    assert (len(moved) < len(after)) == adapters
+    assert worst_difference(first_update(task)[1], expected) < 1e-10
 
 
 @pytest.mark.soak
-def test_it_learns_its_examples() -> None:
+def test_it_learns_its_solutions() -> None:
     task = prm_task()
     for step in range(1, 41):
         task.step(step)

@@ -20,7 +20,7 @@ from proximo.supervised.dpo_recipe import DPOConfig
 from proximo.supervised.dpo_trainer import DPOTask
 from proximo.supervised.reward_recipe import RewardTrainingConfig
 from proximo.supervised.reward_trainer import RewardTask, num_shared
-from supervised.test_supervised import gradients, task_inputs
+from supervised.tiny_tasks import first_update, task_inputs
 
 ANSWERS = [
     ((10, 11, 12), (10, 13)),  # the same first token
@@ -69,11 +69,11 @@ def test_gradients_are_those_without_sharing(
     kind: str, architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_float64(monkeypatch)
-    found: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))
+    found: dict[str, Tensor] = first_update(TASKS[kind](architecture, dtype))[1]
     for module in (packing, reference):
         monkeypatch.setattr(module, "shareable_prefixes", lambda prompts: [()] * len(prompts))
     monkeypatch.setattr(reward, "num_shared", lambda *_: 0)
-    expected: dict[str, Tensor] = gradients(TASKS[kind](architecture, dtype))
+    expected: dict[str, Tensor] = first_update(TASKS[kind](architecture, dtype))[1]
     bound = 1e-10 if dtype is torch.float64 else 1e-5
     whole = torch.cat([each.flatten() for each in expected.values()]).norm()
     assert whole > 0

@@ -1,4 +1,4 @@
-"""SFT and reward training: the gradient does not depend on the cut, the loss is what it says, and both learn."""
+"""SFT and reward training: the loss is what it says, and both learn. What holds for every task: test_every_task.py."""
 
 import json
 import math
@@ -9,103 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
-from ppo.test_updates import Gathered, worst_difference
-from proximo.data.examples import TextExample
-from proximo.data.preferences import PreferencePair
+from builders import tiny_language_model
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
-from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward_recipe import RewardRecipe, RewardTrainingConfig
-from proximo.supervised.reward_trainer import RewardTask, pair_sequences
+from proximo.supervised.reward_recipe import RewardRecipe
 from proximo.supervised.reward_trainer import build_task as build_reward_task
+from proximo.supervised.reward_trainer import pair_sequences
 from proximo.supervised.sft_recipe import SFTConfig
 from proximo.supervised.sft_trainer import SFTTask
-from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
+from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS
 from proximo.trainer_kinds import TrainerKind, recipe_kind, trainer_kinds
+from supervised.tiny_tasks import examples, pairs, reward_task, sft_task, task_inputs
 from tiny_runs import KINDS, LLAMA, Kind, changed, make_inputs, recipe_of
-
-FAST = {"learning_rate": 1e-2}
-LORA = LoRAOptions(rank=2, seed=3)
-
-
-def examples(count: int = 6) -> list[TextExample]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for index in range(count):
-        ids = torch.randint(3, 60, (index + 3,), generator=generator).tolist()
-        mask = (False, *[position % 3 != 0 for position in range(len(ids) - 1)])
-        made.append(TextExample(id=str(index), token_ids=tuple(ids), loss_mask=mask))
-    return made
-
-
-def pairs(count: int = 6) -> list[PreferencePair]:
-    """Chosen answers hold token 10, rejected ones token 20."""
-    generator = torch.Generator().manual_seed(0)
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(30, 60, (length,), generator=generator).tolist()
-
-    return [
-        PreferencePair(
-            id=str(i),
-            prompt_token_ids=tuple(ids(2)),
-            chosen_token_ids=(*ids(i % 4 + 1), 10, 2),
-            rejected_token_ids=(*ids(i % 3 + 1), 20, 2),
-            margin=0.1 * i,
-        )
-        for i in range(count)
-    ]
-
-
-def task_inputs(model: Any, data: list[Any], held_out: list[Any], config: Any) -> TaskInputs[Any, Any, Any]:
-    """What a supervised task is made of."""
-    return TaskInputs(
-        model=model,
-        tokenizer=tiny_tokenizer(),
-        examples=data,
-        held_out=held_out,
-        config=config,
-        seed=0,
-        fingerprint={},
-    )
-
-
-def sft_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> SFTTask:
-    model = LanguageModel(tiny_language_model(dtype=dtype))
-    model = model.with_adapter(LORA) if adapters else model
-    options = SFTConfig(**({"examples_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
-    data = examples()
-    return SFTTask(task_inputs(model, data, data, options), held_out_characters=10)
-
-
-def reward_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> RewardTask:
-    model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
-    model = model.with_adapter(LORA) if adapters else model
-    options = RewardTrainingConfig(**({"pairs_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
-    return RewardTask(task_inputs(model, pairs(), pairs(), options))
-
-
-def gradients(task: SFTTask | RewardTask) -> dict[str, torch.Tensor]:
-    role = next(iter(task.learners))
-    gathered = Gathered(task.model.model)
-    task.learners[role] = gathered
-    task.step(1)
-    return gathered.gradients[0]
-
-
-@pytest.mark.parametrize("budget", [1, 10, 20])
-def test_the_sft_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
-    whole, cut = sft_task(torch.float64), sft_task(torch.float64, tokens_per_microbatch=budget)
-    assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
-
-
-@pytest.mark.parametrize("loss", [{"score_centring": 0.1}, {"loss": "divergence_window"}])
-@pytest.mark.parametrize("budget", [1, 20, 40])
-def test_the_reward_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: dict[str, Any]) -> None:
-    whole, cut = (reward_task(torch.float64, tokens_per_microbatch=tokens, **loss) for tokens in (8192, budget))
-    assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
 
 
 def test_the_sft_loss_is_the_mean_over_counted_tokens_of_the_models_own_log_likelihood() -> None:
@@ -133,23 +48,6 @@ def test_the_score_of_an_answer_is_read_at_its_last_token() -> None:
         for ids, key in zip(pair_sequences(pair), ("score_chosen", "score_rejected"), strict=True):
             alone = task.model.token_scores(pack([ids]))[-1].item()
             assert sample[key] == pytest.approx(alone, abs=1e-5)
-
-
-@pytest.mark.parametrize("adapters", [False, True])
-@pytest.mark.parametrize("kind", ["sft", "bradley_terry", "divergence_window"])
-def test_training_gives_every_trainable_tensor_a_gradient_and_moves_it(kind: str, adapters: bool) -> None:
-    task = sft_task(adapters=adapters) if kind == "sft" else reward_task(loss=kind, adapters=adapters)
-    (learner,) = task.learners.values()
-    before = {name: parameter.detach().clone() for name, parameter in task.model.model.named_parameters()}
-    # In the first update the second matrix of an adapter is zero, and with it the gradient of the first one.
-    for step in range(1, 3 if adapters else 2):
-        task.step(step)
-    after = dict(task.model.model.named_parameters())
-    assert set(learner.parameters) == {name for name, parameter in after.items() if parameter.requires_grad}
-    assert (len(learner.parameters) < len(after)) == adapters
-    without = [name for name, parameter in learner.parameters.items() if parameter not in learner.optimizer.state]
-    moved = {name for name, parameter in after.items() if not torch.equal(parameter, before[name])}
-    assert (without, moved) == ([], set(learner.parameters))
 
 
 @pytest.mark.soak

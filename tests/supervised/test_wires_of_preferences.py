@@ -21,8 +21,8 @@ from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.supervised.reward_recipe import RewardTrainingConfig
 from proximo.supervised.reward_trainer import RewardTask, pair_sequences
-from supervised.test_supervised import pairs as made_pairs
-from supervised.test_supervised import task_inputs
+from supervised.tiny_tasks import pairs as made_pairs
+from supervised.tiny_tasks import task_inputs
 
 LOW_RATE = {"learning_rate": 1e-12}
 

@@ -6,18 +6,14 @@ A checkpoint is published after all ranks have reported that their files are on 
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from threading import Thread
-from typing import TypeVar
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.reading import MANIFEST, STATE, FileEntry, describe_files, read_manifest
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError, RunFolderError
 
-Result = TypeVar("Result")
 Writer = Callable[[Path], None]
 """Makes a file or a folder at the given path, which does not exist yet. On several ranks, rank 0 alone calls it."""
 SEEN_SECONDS = 60.0
@@ -57,23 +53,6 @@ def check_names(writers: Mapping[str, Writer | RankWriter]) -> None:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or str(path) != name or name in (STATE, MANIFEST, "."):
             raise ValueError(f"{name!r} cannot name a part of a checkpoint: it must be a plain relative path")
-
-
-def in_background(work: Callable[[], Result], *, name: str) -> Future[Result]:
-    """Run a function in a thread that begins at once, and return its result to come.
-
-    The thread does not keep the process alive: a rank that failed must end.
-    """
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised by `future.result`
-            future.set_exception(error)
-
-    Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,6 @@ from proximo.checkpoint.ranks import (
     captured,
     check_all_seen,
     check_names,
-    in_background,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (
@@ -41,7 +40,7 @@ from proximo.checkpoint.reading import (
     read_manifest,
     saved_steps,
 )
-from proximo.distributed.world import current
+from proximo.distributed.world import current, in_background
 from proximo.errors import CheckpointError, RankError, disk_refused
 
 LATEST = "latest"

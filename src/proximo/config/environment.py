@@ -258,20 +258,13 @@ class VerifiersEnvironmentConfig(ProgramEnvironmentConfig):
     env: dict[str, Any]
     """The section `env` of verifiers' own configuration: `taskset` with its `id`, and the agents. The first `num_rows`
     tasks are the rows of the run; one with fewer tasks is refused."""
-    renderer: dict[str, Any] | None = None
-    """Configuration of the package renderers, which writes the prompts there; null for the one of the tokenizer."""
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
         return f"{PROGRAMS}:VerifiersAgent", {}
 
     def settings(self) -> dict[str, Any]:
         """What the process of verifiers is told."""
-        return {
-            "env": self.env,
-            "num_tasks": self.num_rows,
-            "renderer": self.renderer,
-            "template_variables": self.template_variables,
-        }
+        return {"env": self.env, "num_tasks": self.num_rows, "template_variables": self.template_variables}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         yield "python", self.python, None if which(self.python) else f"there is no interpreter {self.python}"

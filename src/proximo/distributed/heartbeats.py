@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from proximo.distributed.failure import (
     say,
     status_of,
 )
+from proximo.distributed.world import in_background
 from proximo.errors import RankError
 
 BEAT_SECONDS = 1.0
@@ -76,25 +77,12 @@ class DeadlineStore:
         return self._answer(lambda: self._store.compare_set(key, expected, desired))
 
     def _answer(self, call: Callable[[], Answer]) -> Answer:
-        answers: SimpleQueue[Answer | Exception] = SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put(call())
-            except Exception as error:
-                answers.put(error)
-
-        try:
-            if self._is_silent:
-                raise Empty
-            threading.Thread(target=ask, name="a call of the store", daemon=True).start()
-            answer = answers.get(timeout=self._seconds)
-        except Empty:
-            self._is_silent = True
-            raise RuntimeError(f"no answer within {self._seconds:g} s") from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if not self._is_silent:
+            answer = in_background(call, name="a call of the store")
+            if wait([answer], self._seconds).done:
+                return answer.result()
+        self._is_silent = True
+        raise RuntimeError(f"no answer within {self._seconds:g} s")
 
 
 @dataclass(frozen=True, slots=True)

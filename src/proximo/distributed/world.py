@@ -1,14 +1,18 @@
 """The ranks that run one program together. In a world of one process every method returns its input without waiting.
 
 Every rank calls the same methods in the same order. Values are sent as pickles between the ranks of one run, which
-trust each other, over the addresses of their process group.
+trust each other, over the addresses of their process group. `alone` and `in_background` are for what one process does
+beside the others.
 """
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the checkpoint store, which asks for the world, loads no torch
@@ -159,6 +163,40 @@ def using(world: World) -> Generator[World]:
         yield world
     finally:
         _worlds.remove(world)
+
+
+def in_background(work: Callable[[], Value], *, name: str) -> Future[Value]:
+    """Begin to run a function in a thread of that name. Returns its result to come.
+
+    The thread does not keep the process alive, as those of `concurrent.futures` do: a function of the user may hang,
+    and a rank that failed must end.
+    """
+    return all_in_background([work], at_once=1, name=name)[0]
+
+
+def all_in_background(works: Sequence[Callable[[], Value]], *, at_once: int, name: str) -> list[Future[Value]]:
+    """Begin to run functions, in their order and at most `at_once` at the same time. Returns their results to come."""
+    futures: list[Future[Value]] = [Future() for _ in works]
+    waiting: SimpleQueue[tuple[Callable[[], Value], Future[Value]]] = SimpleQueue()
+    for pair in zip(works, futures, strict=True):
+        waiting.put(pair)
+
+    def run() -> None:
+        while True:
+            try:
+                work, future = waiting.get_nowait()
+            except Empty:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:  # raised by `future.result`
+                future.set_exception(error)
+
+    for _ in works[:at_once]:
+        Thread(target=run, name=name, daemon=True).start()
+    return futures
 
 
 def whole(tensor: "Tensor") -> "Tensor":

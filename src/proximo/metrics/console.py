@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.jupyter import JupyterMixin
@@ -30,28 +30,36 @@ FRAMES_PER_SECOND = 4
 """Of a view that is redrawn in place."""
 
 
-class ProgressView(Protocol):
-    """A sink that shows metrics to a person, and also phases, notes and warnings."""
+class ProgressView:
+    """A sink that shows metrics to a person, and also phases, notes and warnings.
+
+    By itself it is the view of `--quiet`, which shows only warnings.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._warned: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished step."""
-        ...
 
     def phase(self, name: str) -> None:
         """Show the current phase of a step, such as "rollout" or "evaluation"."""
-        ...
 
     def note(self, message: str) -> None:
         """Show a permanent line."""
-        ...
 
     def warn(self, message: str) -> None:
         """Show a permanent warning. The same text is shown only once."""
-        ...
+        if message not in self._warned:
+            self._warned.add(message)
+            self._print(f"warning: {message}")
 
     def close(self) -> None:
         """Stop updating. The last numbers stay visible."""
-        ...
+
+    def _print(self, message: str) -> None:
+        self._console.print(with_addresses(redacted(message)), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +99,7 @@ def open_progress(info: ProgressInfo, *, console: Console | None = None, quiet: 
     """A live view if the console is a terminal or in a notebook, else one line per step."""
     console = console or _ResilientConsole(stderr=True)
     if quiet:
-        return QuietProgress(console)
+        return ProgressView(console)
     if console.is_jupyter:
         return NotebookProgress(info, console)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -117,36 +125,14 @@ class _ResilientConsole(Console):
         self.quiet = True
 
 
-class QuietProgress:
-    """The view of `--quiet`: shows only warnings."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._warned: set[str] = set()
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def note(self, message: str) -> None: ...
-
-    def warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            _print(self._console, f"warning: {message}")
-
-    def close(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(ProgressView):
     """One line per step, for log files and pipes; before the first and after the last one also what it is doing, since
     it may take long.
     """
 
     def __init__(self, info: ProgressInfo, console: Console) -> None:
+        super().__init__(console)
         self._info = info
-        self._console = console
-        self._quiet = QuietProgress(console)
         self._started = info.clock()
         self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
         """The step whose phases are shown; 0 is the evaluation before training. None between the first and the last."""
@@ -162,25 +148,20 @@ class PlainProgress:
             return
         left = self._info.seconds_left(step, self._started)
         remaining = [f"{format_duration(left)} left"] if left else []
-        _print(self._console, "  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))
+        self._print("  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))
 
     def phase(self, name: str) -> None:
         if self._waiting_for is None or name in self._phases:
             return
         self._phases.add(name)
-        _print(self._console, f"{self._info.label(self._waiting_for)}: {name}")
+        self._print(f"{self._info.label(self._waiting_for)}: {name}")
 
     def note(self, message: str) -> None:
-        _print(self._console, message)
-
-    def warn(self, message: str) -> None:
-        self._quiet.warn(message)
-
-    def close(self) -> None: ...
+        self._print(message)
 
 
-class LoggedProgress:
-    """Forwards to another view and appends plain lines to a log file.
+class LoggedProgress(PlainProgress):
+    """Appends plain lines to a log file, and forwards to another view.
 
     A resumed run appends to the same file, so it holds the output of every process, including steps that were redone.
     """
@@ -188,21 +169,23 @@ class LoggedProgress:
     def __init__(self, info: ProgressInfo, log: Path, view: ProgressView) -> None:
         self._view = view
         self._file = log.open("a", encoding="utf-8", buffering=1)
-        self._log = PlainProgress(info, _file_console(self._file))
+        # In a notebook rich would show the lines in the cell and leave the file empty.
+        super().__init__(info, Console(file=self._file, force_terminal=False, force_jupyter=False, color_system=None))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._log.write(step, metrics)
+        super().write(step, metrics)
         self._view.write(step, metrics)
 
     def phase(self, name: str) -> None:
+        """Show the phase, which the log leaves out."""
         self._view.phase(name)
 
     def note(self, message: str) -> None:
-        self._log.note(message)
+        super().note(message)
         self._view.note(message)
 
     def warn(self, message: str) -> None:
-        self._log.warn(message)
+        super().warn(message)
         self._view.warn(message)
 
     def log_only(self, text: str) -> None:
@@ -215,16 +198,15 @@ class LoggedProgress:
         self._file.close()
 
 
-class TerminalProgress:
+class TerminalProgress(ProgressView):
     """A progress bar, the current phase and the watched metrics, redrawn in place.
 
     Notes, warnings and all output to stdout and stderr scroll above it.
     """
 
     def __init__(self, info: ProgressInfo, console: Console) -> None:
+        super().__init__(console)
         self._info = info
-        self._quiet = QuietProgress(console)
-        self._console = console
         self._started = info.clock()
         self._numbers: dict[str, float] = {}
         self._bar = Progress(
@@ -264,10 +246,7 @@ class TerminalProgress:
         self._bar.update(self._task, description=name)
 
     def note(self, message: str) -> None:
-        _print(self._console, message)
-
-    def warn(self, message: str) -> None:
-        self._quiet.warn(message)
+        self._print(message)
 
     def close(self) -> None:
         self._bar.update(self._task, description="")
@@ -331,21 +310,12 @@ class _Cell(JupyterMixin):
         self._handle.update(self)
 
 
-def _file_console(file: TextIO) -> Console:
-    """Plain lines into a file. In a notebook rich would show them in the cell and leave the file empty."""
-    return Console(file=file, force_terminal=False, force_jupyter=False, color_system=None)
-
-
 def _shown(name: str, number: float) -> str:
     return format_number(number, catalogue().find(name).unit)
 
 
 def _number(label: str, number: str) -> Text:
     return Text.assemble((f"{label} ", "dim"), (number, "bold"))
-
-
-def _print(console: Console, message: str) -> None:
-    console.print(with_addresses(redacted(message)), markup=False, highlight=False, soft_wrap=True)
 
 
 class _Notes(logging.Handler):

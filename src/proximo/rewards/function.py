@@ -2,13 +2,14 @@
 
 import contextvars
 import math
-import queue
 import re
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
+from proximo.distributed.world import in_background
 from proximo.errors import ConfigError, DataError, ProximoError, TrainingError
 from proximo.message_text import count_of
 from proximo.metrics.definitions import COMPONENT
@@ -24,7 +25,6 @@ FunctionResult = float | int | Mapping[str, Any] | None
 RewardFunction = Callable[..., Sequence[FunctionResult] | Awaitable[Sequence[FunctionResult]]]
 """Called with what its parameters name (`function_binding.py`): lists with one entry for each response."""
 TEXT_PROMPTS = "prompts are text here, and so are the completions; data.as_messages=true makes both conversations"
-_Answer = tuple[Any, BaseException | None]
 
 
 class FunctionReward:
@@ -98,35 +98,28 @@ class FunctionReward:
 
     def _call(self, inputs: Mapping[str, list[Any]]) -> Any:
         """Runs the function in its own thread, so that a function that hangs ends the run instead of blocking it."""
-        answers: queue.Queue[_Answer] = queue.Queue()
-
-        def work() -> None:
-            try:
-                answers.put((self._bound(**inputs, columns=self._columns), None))
-            except BaseException as error:
-                answers.put((None, error))
-
         context = contextvars.copy_context()
-        threading.Thread(target=lambda: context.run(work), daemon=True, name=f"reward-{self.name}").start()
-        results, error = self._wait(answers, len(inputs["responses"]))
-        if isinstance(error, ProximoError):
-            raise error
-        if error is not None:
+        call = partial(context.run, self._bound, **inputs, columns=self._columns)
+        answer = in_background(call, name=f"reward-{self.name}")
+        self._wait(answer, len(inputs["responses"]))
+        try:
+            return answer.result()
+        except ProximoError:
+            raise
+        except BaseException as error:
             location = where_raised(error, self.function)
             wants_messages = "string indices must be" in str(error) and isinstance(inputs["prompts"][0], str)
             advice = f": {TEXT_PROMPTS}" if wants_messages else ""
             raise TrainingError(
                 f"reward function {self.name!r} raised {error_text(error)} ({location}){advice}"
             ) from error
-        return results
 
-    def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:
+    def _wait(self, answer: Future[Any], num_responses: int) -> None:
         start = time.monotonic()
         while (waited := time.monotonic() - start) < self.timeout_seconds:
-            try:
-                return answers.get(timeout=min(LOG_EVERY_SECONDS, self.timeout_seconds - waited))
-            except queue.Empty:
-                log_progress(self.name, 0, num_responses, time.monotonic() - start)
+            if wait([answer], min(LOG_EVERY_SECONDS, self.timeout_seconds - waited)).done:
+                return
+            log_progress(self.name, 0, num_responses, time.monotonic() - start)
         raise TrainingError(
             f"reward function {self.name!r} did not answer for {count_of(num_responses, 'response')} "
             f"within timeout_seconds = {self.timeout_seconds:g}"

@@ -6,14 +6,16 @@ result after that have no score. A service that refuses the request itself stops
 
 import logging
 import math
-import queue
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from proximo.distributed.world import all_in_background
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
 from proximo.metrics.values import MetricValue
@@ -128,22 +130,27 @@ class RemoteReward:
         parts = [responses[start : start + size] for start in range(0, len(responses), size)]
         batches = [_Batch(index=i, responses=part, body=request_body(part)) for i, part in enumerate(parts)]
         call = _Call(time.monotonic() + self.limits.step_seconds)
-        for batch in batches:
-            call.to_do.put(batch)
-        for _ in range(min(self.limits.max_concurrent_requests, len(batches))):
-            threading.Thread(target=self._work, args=(call,), daemon=True, name=f"reward-{self.name}").start()
+        answers = all_in_background(
+            [partial(self._result, batch, call) for batch in batches],
+            at_once=self.limits.max_concurrent_requests,
+            name=f"reward-{self.name}",
+        )
         try:
-            done = self._collect(len(batches), call)
+            done = self._collect(answers, call)
         finally:
             call.over.set()
+            for answer in answers:
+                answer.cancel()
         late = f"no result within step_seconds = {self.limits.step_seconds:g}"
-        for batch in batches:
-            if batch.index not in done:
-                done[batch.index] = _BatchResult(
-                    scored=_faults(batch.responses, late), seconds=self.limits.step_seconds, timed_out=True
-                )
-            self._count(batch, done[batch.index])
-        return [item for batch in batches for item in done[batch.index].scored]
+        results = [
+            answer.result()
+            if answer in done
+            else _BatchResult(scored=_faults(part, late), seconds=self.limits.step_seconds, timed_out=True)
+            for part, answer in zip(parts, answers, strict=True)
+        ]
+        for batch, result in zip(batches, results, strict=True):
+            self._count(batch, result)
+        return [item for result in results for item in result.scored]
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call."""
@@ -154,39 +161,28 @@ class RemoteReward:
         """Closes the connections to the service."""
         self._requests.close()
 
-    def _work(self, call: "_Call") -> None:
-        """The work of one thread: sends batches until none is left or the call is over."""
-        while not call.over.is_set():
-            try:
-                batch = call.to_do.get_nowait()
-            except queue.Empty:
-                return
-            start = time.monotonic()
-            try:
-                scored, timed_out = self._answer(batch, call), False
-            except UnansweredError as error:
-                scored, timed_out = _faults(batch.responses, str(error)), error.timed_out
-            except BaseException as error:  # raised again in the caller's thread
-                call.answers.put((batch, error))
-                return
-            answer = _BatchResult(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
-            call.answers.put((batch, answer))
-
-    def _collect(self, num_batches: int, call: "_Call") -> dict[int, "_BatchResult"]:
-        """The results of the threads by batch index, up to the deadline of the call."""
-        done: dict[int, _BatchResult] = {}
+    def _result(self, batch: "_Batch", call: "_Call") -> "_BatchResult":
+        """The scores of a batch, or why it has none. Raises RequestRefusedError."""
         start = time.monotonic()
-        while len(done) < num_batches and (left := call.deadline - time.monotonic()) > 0:
-            try:
-                batch, answer = call.answers.get(timeout=min(left, LOG_EVERY_SECONDS))
-            except queue.Empty:
-                log_progress(self.name, len(done), num_batches, time.monotonic() - start)
-                continue
-            if isinstance(answer, RequestRefusedError):
-                raise TrainingError(f"reward source {self.name!r}: {answer}")
-            if isinstance(answer, BaseException):
-                raise answer
-            done[batch.index] = answer
+        try:
+            scored, timed_out = self._answer(batch, call), False
+        except UnansweredError as error:
+            scored, timed_out = _faults(batch.responses, str(error)), error.timed_out
+        return _BatchResult(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
+
+    def _collect(self, answers: Sequence["Future[_BatchResult]"], call: "_Call") -> set["Future[_BatchResult]"]:
+        """The answers that are there before the deadline of the call. Raises the first error."""
+        done: set[Future[_BatchResult]] = set()
+        start = time.monotonic()
+        while len(done) < len(answers) and (left := call.deadline - time.monotonic()) > 0:
+            fresh = wait(set(answers) - done, min(left, LOG_EVERY_SECONDS), FIRST_COMPLETED).done
+            if not fresh:
+                log_progress(self.name, len(done), len(answers), time.monotonic() - start)
+            for answer in fresh:
+                if isinstance(error := answer.exception(), RequestRefusedError):
+                    raise TrainingError(f"reward source {self.name!r}: {error}")
+                answer.result()
+            done |= fresh
         return done
 
     def _answer(self, batch: "_Batch", call: "_Call") -> list[Scored]:
@@ -257,8 +253,6 @@ class _Call:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.over = threading.Event()
-        self.to_do: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[tuple[_Batch, _BatchResult | BaseException]] = queue.SimpleQueue()
 
 
 def _faults(responses: Sequence[Response], reason: str) -> list[Scored]:

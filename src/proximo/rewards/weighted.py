@@ -4,12 +4,12 @@ A response that any source could not score has no score; a source that does not 
 """
 
 import math
-import queue
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from functools import partial
 from typing import Any
 
-from proximo.distributed.world import alone, current
+from proximo.distributed.world import all_in_background, alone, current
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
@@ -35,7 +35,6 @@ Reward = Part | Sequence[Part | tuple[float, Part]]
 """The reward of a program: a function, a source, or several. Sources without a weight have weight 1."""
 MAX_CONCURRENT = 8
 """Largest number of sources scored in threads at a time, in addition to one in the caller's thread."""
-_Answer = tuple[int, list[Scored] | None, BaseException | None]
 
 
 def as_pairs(reward: Any) -> list[tuple[float, Any]]:
@@ -180,15 +179,16 @@ def score_concurrently(sources: Sequence[RewardSource], responses: Sequence[Resp
         return [score_on_ranks(sources[0], responses)]
     world = current()
     threaded = {i: source for i, source in enumerate(sources) if _is_concurrent(source)}
-    answers = _start(threaded if world.leads else {}, responses)
+    works = [partial(_score_alone, source, responses) for source in threaded.values() if world.leads]
+    answers = all_in_background(works, at_once=MAX_CONCURRENT, name="reward-sources")
     scores = {i: score_on_ranks(source, responses) for i, source in enumerate(sources) if i not in threaded}
     if world.size == 1:
-        scores |= _collect(answers, len(threaded))
+        scores |= zip(threaded, _all_of(answers), strict=True)
     elif threaded:
         kept: dict[int, list[Scored]] = {}
 
         def collect() -> dict[int, list[Any]]:
-            kept.update(_collect(answers, len(threaded)))
+            kept.update(zip(threaded, _all_of(answers), strict=True))
             return {i: without_responses(scored, responses) for i, scored in kept.items()}
 
         names = ", ".join(source.name for source in threaded.values())
@@ -201,36 +201,13 @@ def _is_concurrent(source: RewardSource) -> bool:
     return isinstance(source, ConcurrentSource) and source.concurrent and not is_shared(source)
 
 
-def _start(sources: dict[int, RewardSource], responses: Sequence[Response]) -> "queue.SimpleQueue[_Answer]":
-    """Score with each source in threads. Returns the queue of their answers."""
-    answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in sources:
-        waiting.put(index)
-
-    def work() -> None:
-        while True:
-            try:
-                index = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                with alone():
-                    answers.put((index, sources[index].score(responses), None))
-            except BaseException as error:  # raised again in the caller's thread
-                answers.put((index, None, error))
-
-    for _ in list(sources)[:MAX_CONCURRENT]:
-        threading.Thread(target=work, daemon=True, name="reward-sources").start()
-    return answers
+def _all_of(answers: Sequence[Future[list[Scored]]]) -> list[list[Scored]]:
+    """All answers, in order. Raises the first exception."""
+    for answer in as_completed(answers):  # without a time limit: sources of recipes have their own
+        answer.result()
+    return [answer.result() for answer in answers]
 
 
-def _collect(answers: "queue.SimpleQueue[_Answer]", count: int) -> dict[int, list[Scored]]:
-    """The scores of `count` sources by their index. Raises the first exception."""
-    scores: dict[int, list[Scored]] = {}
-    for _ in range(count):
-        index, scored, error = answers.get()  # no timeout: sources of recipes have their own
-        if error is not None or scored is None:
-            raise error or AssertionError("a source returned no scores")
-        scores[index] = scored
-    return scores
+def _score_alone(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+    with alone():
+        return source.score(responses)

@@ -21,11 +21,11 @@ from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.ranks import in_background
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import PUSHES
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.sinks import PushConfig
+from proximo.distributed.world import in_background
 from proximo.errors import ProximoError, redacted
 from proximo.models.pretrained.sharded_folders import holds_shards
 from proximo.run.model_card import CARD, write_card

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from proximo.rewards.protocol import SCHEMA
+from proximo.rewards.remote import RemoteReward
 from waiting import LATEST_SECONDS
+
+OPENED: list[RemoteReward] = []
+"""Sources of the running test, which conftest.py closes."""
 
 REWARD_FILE = '''
 """The reward of the tests' services. Asked to wait, it writes a file, and does until there is another one."""

@@ -2,12 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, good, grades, make_folder, real_service, reply, silent
+from reward_services import OPENED, ScriptedService, good, grades, make_folder, real_service, reply, silent
 
 from proximo.errors import ConfigError, DataError
 from proximo.rewards import remote
@@ -18,20 +17,11 @@ from records_made import prompt
 
 ROWS = [prompt("a", answer="4", metadata={"level": [1, None]}), prompt("b"), prompt("c", answer="5")]
 ORIGINS = {"a": "x.jsonl, row 1", "b": "x.jsonl, row 2", "c": "x.jsonl, row 3"}
-MADE: list[RemoteReward] = []
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Leaves no connection open."""
-    yield
-    while MADE:
-        MADE.pop().close()
 
 
 def source(url: str, **limits: Any) -> RemoteReward:
     made = RemoteReward(url, name="far", limits=RemoteLimits(initial_backoff_seconds=0.01, **limits))
-    MADE.append(made)
+    OPENED.append(made)
     assert isinstance(made, CheckingSource)
     return made
 

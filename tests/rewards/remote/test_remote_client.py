@@ -6,11 +6,23 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, drip, dripping, dripping_headers, good, grades, hang_up, reply, silent
+from reward_services import (
+    OPENED,
+    ScriptedService,
+    drip,
+    dripping,
+    dripping_headers,
+    good,
+    grades,
+    hang_up,
+    reply,
+    silent,
+)
 
 from proximo import http_client
 from proximo.errors import ConfigError, DataError, TrainingError
@@ -29,20 +41,9 @@ SHORT_SECONDS = 0.2
 TOKEN = "s3cret-token"
 
 
-MADE: list[RemoteReward] = []
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Leaves no connection open."""
-    yield
-    while MADE:
-        MADE.pop().close()
-
-
 def source(url: str, *, token: str | None = None, **limits: Any) -> RemoteReward:
     made = RemoteReward(url, limits=RemoteLimits(**{**QUICK, **limits}), token=token, token_env=token and "TOKEN")
-    MADE.append(made)
+    OPENED.append(made)
     return made
 
 
@@ -271,11 +272,11 @@ def test_a_step_ends_at_its_deadline_and_every_response_is_accounted_for(behavio
         )
         collect = reward._collect
 
-        def until_soon(num_batches: int, call: remote._Call) -> Any:
+        def until_soon(answers: Any, call: remote._Call) -> Any:
             """The deadline comes soon after the first result, however long that took."""
-            first = collect(1, call)
+            wait(answers, LATEST_SECONDS, FIRST_COMPLETED)
             call.deadline = time.monotonic() + 0.5
-            return first | collect(num_batches - 1, call)
+            return collect(answers, call)
 
         reward._collect = until_soon  # type: ignore[method-assign]
         start = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from reward_services import Service, make_folder, real_service
+from reward_services import OPENED, Service, make_folder, real_service
 
 from proximo.config.rewards.verifiers import PatternRewardConfig
 from proximo.errors import ConfigError, TrainingError
@@ -38,21 +38,10 @@ def service(folder: Path) -> Iterator[Service]:
         yield found
 
 
-MADE: list[RemoteReward] = []
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Leaves no connection open."""
-    yield
-    while MADE:
-        MADE.pop().close()
-
-
 def source(url: str, token: str | None = TOKEN, **limits: Any) -> RemoteReward:
     limits = {"initial_backoff_seconds": 0.05, **limits}
     made = RemoteReward(url, limits=RemoteLimits(**limits), token=token, token_env=token and "REWARD_TOKEN")
-    MADE.append(made)
+    OPENED.append(made)
     return made
 
 

@@ -3,9 +3,9 @@
 It plays episodes of verifiers for runs.
 
 `python verifiers_bridge.py SETTINGS`: SETTINGS is JSON with `env` (the section of an EnvConfig), `num_tasks`, `socket`,
-`renderer` (a configuration of the package renderers, or null), `tokenizer` (a folder) and `template_variables`. It
-serves the socket. Each connection sends one line of JSON, an episode to play, and gets one line: `reward` and `info`,
-or `fault`. A connection that closes ends its episode. Imports nothing of Proximo.
+`tokenizer` (a folder) and `template_variables`. It serves the socket. Each connection sends one line of JSON, an
+episode to play, and gets one line: `reward` and `info`, or `fault`. A connection that closes ends its episode. Imports
+nothing of Proximo.
 """
 
 import asyncio
@@ -59,10 +59,7 @@ class Bridge:
         """The reward of an episode, or why it has none."""
         os.environ[KEY_VARIABLE] = asked["api_key"]
         client = vf.TrainClientConfig(
-            base_url=asked["url"],
-            api_key_var=KEY_VARIABLE,
-            renderer=self.settings["renderer"],
-            renderer_model_name=self.settings["tokenizer"],
+            base_url=asked["url"], api_key_var=KEY_VARIABLE, renderer_model_name=self.settings["tokenizer"]
         )
         sampling = vf.SamplingConfig(chat_template_kwargs=self.settings["template_variables"] or None)
         context = ModelContext(model="policy", client=client, sampling=sampling)
