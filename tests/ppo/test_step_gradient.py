@@ -144,7 +144,7 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     "loss",
     [
         {"objective": "cispo"},
-        {"objective": "sapo"},
+        {"objective": {"kind": "sapo", "gate_positive": 2.0, "gate_negative": 3.0}},
         {"objective": "m2po"},
         {"objective": {"dual_clip": 2.0}},
         {"aggregation": "response_mean"},

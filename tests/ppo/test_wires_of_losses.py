@@ -101,7 +101,7 @@ OBJECTIVES: dict[str, tuple[Any, Callable[[Token], float]]] = {
     "gmpo": (BOUNDS | {"kind": "gmpo"}, lambda t: gmpo(t, 0.15, 0.35)),
     "gmpo's default clips": ("gmpo", lambda t: gmpo(t, 1 - math.exp(-0.4), math.exp(0.4) - 1)),
     "cispo": (BOUNDS | {"kind": "cispo"}, lambda t: -min(max(t.ratio, 0.85), 1.35) * t.advantage * t.now),
-    "sapo": ("sapo", lambda t: sapo(t, 1.0, 1.05)),
+    "sapo": ({"kind": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}, lambda t: sapo(t, 0.7, 2.5)),
 }
 UNBOUNDED = {"kind": "truncated", "cap": None}
 WEIGHTS: dict[str, tuple[dict[str, Any], Callable[[Token], float]]] = {

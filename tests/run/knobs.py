@@ -413,6 +413,16 @@ KNOBS = [
         },
         TRUNK,
     ),
+    *knobs(
+        "ppo",
+        {"ppo.policy_loss.objective.gate_positive": 3.0, "ppo.policy_loss.objective.gate_negative": 3.0},
+        STEEP | {"ppo.policy_loss.objective.kind": "sapo"},
+    ),
+    *knobs(
+        "ppo",
+        {"ppo.policy_loss.objective.max_second_moment": 1e-4},
+        STEEP | {"ppo.policy_loss.objective.kind": "m2po"},
+    ),
     *knobs("ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     *knobs("ppo", {"ppo.value_loss.normalise": "cumulative", "ppo.value_loss.normalise.decay": 0.5}, NORMALISED),
     *knobs("ppo", {"value.init_from": "trunk"}, {"value.init_from": "policy", "ppo.value_optimizer": SLOW}),

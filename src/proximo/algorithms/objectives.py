@@ -114,8 +114,8 @@ def sapo(
     old_logprobs: Float[Tensor, "tokens"],
     advantages: Float[Tensor, "tokens"],
     *,
-    gate_positive: float = 1.0,
-    gate_negative: float = 1.05,
+    gate_positive: float,
+    gate_negative: float,
 ) -> TokenLosses:
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau = gate_positive where A > 0, else gate_negative (arXiv:2511.20347).
 

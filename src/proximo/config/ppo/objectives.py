@@ -29,8 +29,6 @@ class ObjectiveConfig(Section):
     """Whether the formula also takes the mask and the lengths of the responses."""
     clip_is_wider_than_rounding: ClassVar[bool] = True
     """Whether a token that is clipped before the first update shows more than the rounding of bf16."""
-    second_moment_limit: ClassVar[float | None] = None
-    """Limit of the mean squared log-ratio of a minibatch, by leaving tokens out. It costs a pass per update."""
     formula_path: ClassVar[str]
     """Where the formula is, as `module:function`. It is given log-probs, old log-probs and advantages, [T] each, then
     what the flags here add, and `options`; it returns `TokenLosses` of algorithms/objectives.py."""
@@ -39,6 +37,11 @@ class ObjectiveConfig(Section):
     def formula(self) -> Callable[..., Any]:
         """The function that computes the loss of each token, or of each pair. Loads torch."""
         return resolve_name(self.formula_path)
+
+    @property
+    def second_moment_limit(self) -> float | None:
+        """Limit of the mean squared log-ratio of a minibatch, by leaving tokens out. It costs a pass per update."""
+        return None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -113,15 +116,31 @@ class SAPOConfig(ObjectiveConfig):
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:sapo"
     kind: Literal["sapo"] = "sapo"
     """The further the ratio is from 1, the less the token counts."""
+    gate_positive: float = Field(1.0, gt=0)
+    """Steepness of the gate for positive advantages: raise both to hold the policy closer."""
+    gate_negative: float = Field(1.05, gt=0)
+    """Steepness of the gate for negative advantages."""
 
 
 class M2POConfig(ObjectiveConfig):
     """No clip, but the tokens furthest from the old policy are left out (arXiv:2510.01161)."""
 
-    second_moment_limit: ClassVar[float | None] = 0.04
     formula_path: ClassVar[str] = "proximo.algorithms.objectives:m2po"
     kind: Literal["m2po"] = "m2po"
     """Which tokens are left out is decided for each minibatch, with one more pass of the policy."""
+    max_second_moment: float = Field(0.04, gt=0)
+    """Leave out the tokens with the largest squared log-ratio until the mean square of the others is at most this.
+    Raise it if most tokens of stale samples are left out."""
+
+    @property
+    def second_moment_limit(self) -> float | None:
+        """The largest mean square of log-ratios that is trained on: the key `max_second_moment`."""
+        return self.max_second_moment
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """None: the mask says all."""
+        return {}
 
 
 class PairObjectiveConfig(ObjectiveConfig):
