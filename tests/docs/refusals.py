@@ -24,6 +24,8 @@ RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pi
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
 RESAMPLE = "ppo.advantage={kind: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"
+AT = "devices.reference.addresses=['http://t:8000']"
+SERVED = f"reference.path=owner/other {AT}"
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "ppo.kl.adaptive.target=6 ppo.kl.coefficient=0"),
     ("ppo", "KL and reference", "ppo.kl.adaptive={target: 6, horizon: 10}"),
@@ -33,6 +35,12 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "reference={path: owner/other, balancing_coefficient: 0.01}"),
     ("ppo", "KL and reference", "ppo.kl={kind: loss, estimator: k3}"),
     ("dpo", "KL and reference", "model.lora.rank=8 reference.path=owner/other"),
+    ("ppo", "KL and reference", AT),
+    ("dpo", "KL and reference", AT),
+    ("ppo", "KL and reference", f"{AT} devices.reference.shard=full"),
+    ("ppo", "KL and reference", f"{SERVED} engine={{kind: vllm, addresses: ['http://t:8000/']}}"),
+    ("ppo", "KL and reference", f"{SERVED} ppo.kl.estimator=full"),
+    ("ppo", "KL and reference", f"{SERVED} ppo.rollout.temperature=0.7"),
     ("ppo", "Environments", "environment.path=games:Guess"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.minus_reference_answer=true"),
     ("ppo", "Environments", "environment.path=games:Guess reward=[] ppo.score.overlong_buffer_tokens=8"),

@@ -175,7 +175,7 @@ def check_servers(reference: ModelConfig | None, servers: Sequence[str], of_poli
     if both := {each.rstrip("/") for each in servers} & {each.rstrip("/") for each in of_policy}:
         raise ValueError(
             f"the server {both.pop()} is in devices.reference.addresses and engine.addresses, so that the policy's "
-            "weights would replace those of the reference: start another one"
+            "weights would replace those of the reference: give each its own"
         )
 
 

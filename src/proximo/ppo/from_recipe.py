@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.config.run import ScalarModelConfig
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
 from proximo.data.tokenise import TextEncoder
@@ -77,8 +77,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
-    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
-    tokenizer = _tokenizer_of_all(recipe, reference_config)
+    tokenizer = _tokenizer_of_all(recipe)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = load_data(recipe, rows, tokenizer, cache)
@@ -114,10 +113,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = _reward(recipe, sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    place = device_spec.on(recipe.devices.reference.device)
-    reference = (
-        build_reference(reference_config, tokenizer, device_spec=place) if reference_config and not served else None
-    )
+    reference = _load_reference(recipe, tokenizer, device_spec)
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
@@ -190,9 +186,19 @@ def _reward(recipe: PPORecipe, sources: Sequence[tuple[float, RewardSource]]) ->
     return WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
 
 
-def _tokenizer_of_all(recipe: PPORecipe, reference_config: ModelConfig | None) -> PreTrainedTokenizerBase:
+def _load_reference(
+    recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, device_spec: DeviceSpec
+) -> LanguageModel | None:
+    """The model of the section `reference`; None without one, and where servers have it."""
+    if recipe.reference is None or not recipe.loads_reference:
+        return None
+    return build_reference(recipe.reference, tokenizer, device_spec=device_spec.on(recipe.devices.reference.device))
+
+
+def _tokenizer_of_all(recipe: PPORecipe) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
     policy_config = recipe.model
+    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
     roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
     check_readers(recipe.tokenizer, tokenizer, roles)

@@ -54,21 +54,22 @@ def served_reference_problem(config: PPOConfig) -> str | None:
     kl, temperature = config.kl, config.rollout.temperature
     estimator = "weighted_k3" if kl.full_in == "loss" else "k1"
     checks = {
-        "ppo.kl none needs no reference: set another one": kl.needs_reference,
-        f"ppo.kl.estimator full compares all probabilities, and they give one: set it to {estimator}": (
+        "ppo.kl none needs no reference: set another kind": kl.needs_reference,
+        f"ppo.kl.estimator full compares all probabilities, and servers of a reference give one: use {estimator}": (
             kl.full_in is None
         ),
-        f"ppo.rollout.temperature {temperature:g} divides the reference's logits too, and they divide by 1: set it to "
-        "1": temperature == 1,
-        "ppo.kl.reference_every_steps moves the reference, and they keep their weights: remove it": (
+        f"ppo.rollout.temperature {temperature:g} divides the reference's logits, and its servers by 1: set it to 1": (
+            temperature == 1
+        ),
+        "ppo.kl.reference_every_steps moves the reference, and its servers keep their weights: remove it": (
             kl.reference_every_steps is None
         ),
-        "ppo.evaluate_reference samples from the reference, and they are asked for log-probs alone: remove it": (
+        "ppo.evaluate_reference samples from the reference, and its servers give log-probs alone: remove it": (
             not config.evaluate_reference
         ),
     }
     problem = next((problem for problem, holds in checks.items() if not holds), None)
-    return problem and f"devices.reference.addresses names servers, but {problem}, or remove the addresses"
+    return problem and f"{problem}, or remove devices.reference.addresses"
 
 
 def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | None:

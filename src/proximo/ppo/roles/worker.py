@@ -216,9 +216,7 @@ class ServedReferenceWorker:
         Raises TrainingError if they cannot be had.
         """
         sequences = [sequence for response in responses for sequence in response.sequences]
-        found = current().on_rank_0(
-            lambda: served_logprobs(self.servers, sequences), what="log-probs of the served reference"
-        )
+        found = current().on_rank_0(lambda: served_logprobs(self.servers, sequences), what="log-probs of servers")
         return ReferencePass(found)
 
     def close(self) -> None:

@@ -147,14 +147,14 @@ def generate_body(
     return json.dumps(body).encode()
 
 
-def prompt_body(token_ids: Sequence[int]) -> bytes:
+def ids_body(token_ids: Sequence[int]) -> bytes:
     """The request for the log-probs of these ids. vLLM always writes a token after them, which nobody reads."""
     # Some top_k and temperature are needed by a server that may return sampling masks: see `generate_body`.
     sampling = {"n": 1, "max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0, "detokenize": False}
     return json.dumps({"token_ids": list(token_ids), "sampling_params": sampling}).encode()
 
 
-def read_prompt(reply: bytes, token_ids: Sequence[int], *, start: int) -> tuple[float, ...]:
+def read_logprobs(reply: bytes, token_ids: Sequence[int], *, start: int) -> tuple[float, ...]:
     """The log-prob of each id from index `start` on, given all before it.
 
     Raises InvalidReplyError unless each of them is there and finite, and of the weights that the server started with.

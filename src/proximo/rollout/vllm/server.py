@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
-from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, prompt_body, read_choice, read_prompt
+from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, ids_body, read_choice, read_logprobs
 
 LOG = logging.getLogger("proximo.rollout")
 SAY_EVERY_SECONDS = 60.0
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class Absence:
     """The absence of one server. It ends when the server answers. Thread-safe."""
 
-    def __init__(self, url: str, *, seconds: float, section: str) -> None:
+    def __init__(self, url: str, *, seconds: float, section: str = "engine") -> None:
         """`seconds`: the longest wait. `section`: of the recipe, for messages."""
         self._url = url
         self._seconds = seconds
@@ -125,7 +125,7 @@ class VLLMServer:
 
     def prompt_logprobs(self, token_ids: Sequence[int], *, start: int) -> tuple[float, ...]:
         """The log-prob of each id from index `start` on, given all before it, at temperature 1."""
-        return self._generated(prompt_body(token_ids), partial(read_prompt, token_ids=token_ids, start=start))
+        return self._generated(ids_body(token_ids), partial(read_logprobs, token_ids=token_ids, start=start))
 
     def _generated(self, body: bytes, read: Callable[[bytes], Result]) -> Result:
         with self._slots:  # calls of several threads share the server

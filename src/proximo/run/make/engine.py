@@ -67,7 +67,7 @@ class EngineServers:
 
     def find(self) -> None:
         """Use the servers that the configuration names."""
-        token = _token(self.config)
+        token = None if self.config.token_env is None else read_secret(self.config.token_env)
         for address in self.config.addresses:
             self._client(address, token)
 
@@ -207,9 +207,9 @@ def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer
     limits = ServerLimits(
         request_seconds=config.request_seconds, start_seconds=config.start_seconds, section="devices.reference"
     )
-    servers, models = [], {}
+    token, servers, models = None if config.token_env is None else read_secret(config.token_env), [], {}
     for address in config.addresses:
-        servers.append(server := VLLMServer(address, token=_token(config), limits=limits))
+        servers.append(server := VLLMServer(address, token=token, limits=limits))
         started.callback(server.close)
         _check_answers(server)
         with _refusing(server):
@@ -218,10 +218,6 @@ def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer
         given = ", ".join(f"{model} at {address}" for model, address in models.items())
         raise ConfigError(f"devices.reference.addresses: all servers must have one model, they have {given}")
     return servers
-
-
-def _token(config: ServersConfig) -> str | None:
-    return None if config.token_env is None else read_secret(config.token_env)
 
 
 def _check_answers(server: VLLMServer) -> None:
