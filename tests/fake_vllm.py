@@ -59,7 +59,6 @@ class FakeVLLM:
         self.fault = fault
         self.version = "default"
         self.root = "base"
-        """The model that it was started with."""
         self.adapters: dict[str, LanguageModel] = {}
         self.cached: dict[tuple[int, ...], tuple[str, torch.Tensor]] = {}
         """Logits after prompts, as a prefix cache would keep them."""

@@ -454,7 +454,6 @@ def test_rank_0_alone_asks_the_servers_of_a_reference(two: Ranks) -> None:
     with fake_servers(LanguageModel(tiny_language_model())) as (fake,):
         first, second = two.run(of_a_served_reference, fake.url)
         assert first == second
-        assert len(first) == sum(len(answer.token_ids) for answer in ANSWERS)
         assert fake.counts[GENERATE] == len(ANSWERS)
 
 

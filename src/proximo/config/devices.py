@@ -30,8 +30,7 @@ class PlacedRoleDevicesConfig(RoleDevicesConfig):
 
 
 class ReferenceDevicesConfig(PlacedRoleDevicesConfig, ServersConfig):
-    """How the reference lies on the ranks. Or the servers that have it, so that it takes no memory here: that of PPO
-    alone, docs/distillation.md."""
+    """How the reference lies on the ranks; or servers that have it, for PPO alone. docs/distillation.md."""
 
     @model_validator(mode="after")
     def _is_in_one_place(self) -> Self:

@@ -17,7 +17,7 @@ class LocalEngineConfig(Section):
 
 
 class ServersConfig(Section):
-    """vLLM servers that run already, and how long a run waits for them."""
+    """vLLM servers, and how long a run waits for them."""
 
     addresses: tuple[str, ...] = ()
     """Servers that run already, such as http://localhost:8000."""
@@ -27,8 +27,8 @@ class ServersConfig(Section):
     """Wall-clock limit of one response, after which it is asked for again. Responses of tens of thousands of tokens
     need more."""
     start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached, which may be starting
-    anew. A large model on a slow disk needs more."""
+    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached. A large
+    model on a slow disk needs more."""
 
     @field_validator("addresses")
     @classmethod

@@ -65,8 +65,7 @@ class TrainerRecipe(Recipe):
     def _has_the_reference(self) -> Self:
         if self.devices.reference.addresses and any(each.role == "reference" for each in self.placed_roles()):
             raise ValueError(
-                "devices.reference.addresses is for the reference of PPO: servers give no log-probs to this trainer, "
-                "which loads its reference: remove it"
+                "devices.reference.addresses is for PPO, and this trainer loads its reference: remove the addresses"
             )
         return self
 
@@ -174,8 +173,8 @@ def check_servers(reference: ModelConfig | None, servers: Sequence[str], of_poli
         )
     if both := {each.rstrip("/") for each in servers} & {each.rstrip("/") for each in of_policy}:
         raise ValueError(
-            f"the server {both.pop()} is in devices.reference.addresses and engine.addresses, so that the policy's "
-            "weights would replace those of the reference: give each its own"
+            f"{both.pop()} is in devices.reference.addresses and engine.addresses, whose servers get the policy's "
+            "weights: give each its own"
         )
 
 
