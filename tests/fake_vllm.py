@@ -41,7 +41,6 @@ for the usual one."""
 CUT = object()
 """A reply that never comes: the connection is closed."""
 GENERATE = "/inference/v1/generate"
-MAX_MODEL_LEN = 128
 LOADING = threading.Lock()
 """Filters of warnings, which loading an adapter sets, are of the whole process."""
 
@@ -128,7 +127,7 @@ class FakeVLLM:
             "/weight_info": lambda: {"weight_version": self.version},
             "/v1/models": lambda: {
                 "data": [
-                    {"id": "base", "root": self.root, "parent": None, "max_model_len": MAX_MODEL_LEN},
+                    {"id": "base", "root": self.root, "parent": None, "max_model_len": 128},
                     *({"id": name, "parent": "base"} for name in self.adapters),
                 ]
             },
@@ -246,7 +245,7 @@ class FakeVLLM:
     @torch.no_grad()
     def score(self, model: LanguageModel, token_ids: list[int]) -> Any:
         """The log-prob of each id of a prompt, and one token after it. Temperature and top-k change nothing."""
-        if len(token_ids) + 1 > MAX_MODEL_LEN or max(token_ids) >= model.vocab_size:
+        if len(token_ids) + 1 > 128 or max(token_ids) >= model.vocab_size:
             return 400, "the prompt is too long, or a token id is out of vocabulary"
         with self.turns.turn():
             logits = model.head.logits(model.hidden_states(pack([tuple(token_ids)])))

@@ -31,11 +31,9 @@ from proximo.run.options import RunOptions
 from records_made import drawn, prompt, response
 from tiny_runs import LLAMA, changed, make_inputs, recipe_of, run
 
-K3 = {"kind": "loss", "estimator": "weighted_k3", "coefficient": 1.0}
 K1 = {"kind": "reward", "estimator": "k1", "coefficient": 1.0}
 ANSWERS = [each.response for each in drawn([(3, 5), (2, 1), (6, 9)])]
 RESPONSES = [*ANSWERS, *trajectories(), response([], to=prompt("empty"), logprobs=[]), ANSWERS[0]]
-"""Answers, trajectories of one sequence and more, and an answer without a token."""
 
 
 def teacher() -> LanguageModel:
@@ -147,7 +145,7 @@ def served(tmp_path: Path) -> Iterator[tuple[dict[str, Any], list[FakeVLLM]]]:
     path = str(make_inputs(tmp_path) / "language_model")
     with fake_servers(LanguageModel(AutoModelForCausalLM.from_pretrained(path)), 2) as fakes:
         changes = {"model": {"config": LLAMA | {"vocab_size": 64}}, "reference": {"path": path}, "reward": []}
-        changes |= {"value": {}, "ppo.kl": K3, "ppo.advantage": "return_to_go", "ppo.num_steps": 2}
+        changes |= {"value": {}, "ppo.kl": K1, "ppo.advantage": "return_to_go", "ppo.num_steps": 2}
         changes |= {"devices.reference.addresses": [fake.url for fake in fakes]}
         yield changed(recipe_of("ppo", tmp_path), changes), fakes
 
@@ -155,6 +153,8 @@ def served(tmp_path: Path) -> Iterator[tuple[dict[str, Any], list[FakeVLLM]]]:
 def test_a_run_asks_its_servers_loads_no_reference_and_resumes_with_others(
     served: tuple[dict[str, Any], list[FakeVLLM]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(VLLMServer, "close", lambda server: closed.append(server.url))
     monkeypatch.delattr(from_recipe, "build_reference")
     recipe, fakes = served
     assert run("ppo", recipe, RunOptions(quiet=True)) == 0
@@ -162,6 +162,7 @@ def test_a_run_asks_its_servers_loads_no_reference_and_resumes_with_others(
     fakes[0].counts.clear()
     assert run("ppo", more, RunOptions(quiet=True, resume="must")) == 0
     assert not fakes[0].counts
+    assert closed == [fakes[0].url, fakes[1].url, fakes[1].url]
     checkpoint = CheckpointStore(tmp_path / "run" / "checkpoints").load()
     assert checkpoint.state["fingerprints"]["inputs"]["models"] == {}
 

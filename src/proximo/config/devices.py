@@ -232,7 +232,7 @@ def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tupl
     devices, placed = recipe.devices, recipe.placed_roles()
     for name in ServersConfig.model_fields if not devices.reference.addresses else ():
         if getattr(devices.reference, name) != getattr(shared.reference, name):
-            yield f"reference.{name}", "addresses names no servers"
+            yield f"reference.{name}", "addresses is empty"
     given = {name for name, value in devices if value != getattr(shared, name)}
     if devices.num == 1:
         yield from ((name, "num is 1") for name in ("shard", "shard_size", "reduce_gradients") if name in given)
