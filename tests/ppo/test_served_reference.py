@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +16,7 @@ from fake_vllm import CUT, GENERATE, FakeVLLM, fake_servers
 from models.test_forked_trajectories import trajectories
 from proximo.checkpoint.store import CheckpointStore
 from proximo.commands.dry_run import describe
+from proximo.config.engine import ServersConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
@@ -27,6 +28,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.source import NoReward
 from proximo.rollout.vllm import dispatch
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
+from proximo.run.make.engine import find_reference
 from proximo.run.options import RunOptions
 from records_made import drawn, prompt, response
 from tiny_runs import LLAMA, changed, make_inputs, recipe_of, run
@@ -180,6 +182,15 @@ def test_servers_are_checked_before_a_model_is_loaded(served: tuple[dict[str, An
     assert f"one model, they have base at {fakes[0].url}, another at {fakes[1].url}" in problem()
     fakes[0].fault = lambda *_: 401
     assert "no vLLM server answers at" in problem()
+
+
+def test_every_key_reaches_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    with fake_servers(teacher()) as (fake,), ExitStack() as opened:
+        keys = {"addresses": (fake.url,), "token_env": "TOKEN", "request_seconds": 3, "start_seconds": 4}
+        (server,) = find_reference(ServersConfig(**keys), opened)
+    assert (server.url, server.limits.request_seconds, server.limits.start_seconds) == (fake.url, 3, 4)
+    assert server._client._client.headers["Authorization"] == "Bearer secret"
 
 
 def test_plan_and_dry_run_count_nothing_of_it(served: tuple[dict[str, Any], list[FakeVLLM]]) -> None:

@@ -662,6 +662,9 @@ SHOWN_ELSEWHERE = {
         for section in (engine.LocalEngineConfig, engine.VLLMEngineConfig)
         for name in section.model_fields
     },
+    **{
+        (engine.ServersConfig, name): "test_every_key_reaches_the_servers" for name in engine.ServersConfig.model_fields
+    },
     # Of several ranks.
     **{
         (section, "shard"): "test_a_rank_holds_what_the_formula_says"
