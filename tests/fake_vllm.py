@@ -57,6 +57,7 @@ class FakeVLLM:
         self.worker = self._worker()
         self.fault = fault
         self.version = "default"
+        self.root = "base"
         self.adapters: dict[str, LanguageModel] = {}
         self.cached: dict[tuple[int, ...], tuple[str, torch.Tensor]] = {}
         """Logits after prompts, as a prefix cache would keep them."""
@@ -126,7 +127,7 @@ class FakeVLLM:
             "/weight_info": lambda: {"weight_version": self.version},
             "/v1/models": lambda: {
                 "data": [
-                    {"id": "base", "parent": None, "max_model_len": 128},
+                    {"id": "base", "root": self.root, "parent": None, "max_model_len": 128},
                     *({"id": name, "parent": "base"} for name in self.adapters),
                 ]
             },
@@ -197,6 +198,8 @@ class FakeVLLM:
                 return 404
             model = self.adapters[name]
         given = body["sampling_params"]
+        if given.get("prompt_logprobs") is not None:
+            return self.score(model, body["token_ids"])
         if self.gives_masks and (given["top_k"] <= 0 or given["temperature"] <= 0):
             return 400, "return_sampling_mask requires top_k > 0 and temperature > 0"
         options = SamplingOptions(
@@ -240,6 +243,19 @@ class FakeVLLM:
         return {"choices": [choice]}
 
     @torch.no_grad()
+    def score(self, model: LanguageModel, token_ids: list[int]) -> Any:
+        """The log-prob of each id of a prompt, and one token after it. Temperature and top-k change nothing."""
+        if len(token_ids) + 1 > 128 or max(token_ids) >= model.vocab_size:
+            return 400, "the prompt is too long, or a token id is out of vocabulary"
+        with self.turns.turn():
+            logits = model.head.logits(model.hidden_states(pack([tuple(token_ids)])))
+            spans = [{"version": self.version, "start": 0, "end": 1}]
+        rows = zip(token_ids[1:], logits.log_softmax(1), strict=False)
+        entries = [{str(i): {"logprob": float(row[i]), "rank": 1, "decoded_token": None}} for i, row in rows]
+        choice = {"index": 0, "finish_reason": "length", "token_ids": [int(logits[-1].argmax())], "logprobs": None}
+        return {"prompt_logprobs": [None, *entries], "choices": [choice | {"weight_versions": spans}]}
+
+    @torch.no_grad()
     def _logits(self, model: LanguageModel, token_ids: tuple[int, ...], *, is_prompt: bool) -> torch.Tensor:
         if is_prompt and token_ids in self.cached:
             return self.cached[token_ids]
@@ -253,6 +269,7 @@ class FakeVLLM:
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeVLLM
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # a reply in one piece, for which no client waits 40 ms
 
     def setup(self) -> None:
         super().setup()

@@ -147,6 +147,8 @@ NOTES = [
         ["devices.reference.device=cuda:1"],
         ["devices.reference.device has no effect: only PPO has models on several devices of one process"],
     ),
+    ("ppo", ["devices.reference.token_env=T"], ["devices.reference.token_env has no effect: addresses is empty"]),
+    ("ppo", ["reference.path=a/b", "devices.reference.addresses=['http://t:8000']"], []),
     ("pipeline", ["devices.policy.shard=grads"], []),
     (
         "pipeline",

@@ -183,6 +183,7 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
 
 EVALUATED = ["run.evaluate_every_steps=3", "ppo.evaluation_samples_per_prompt=2"]
 MISMATCH = ["ppo.guards.max_mismatch=0.1", "run.precision=float32"]
+SERVED = "devices.reference.addresses=['http://t:8000']"
 NOT_STANDARDISED = "ppo.advantage={standardise: false, unbiased_variance: true}"
 CRITICLESS = ["ppo.advantage.kind=group_centred", "ppo.responses_per_prompt=4"]
 SCORE = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
@@ -202,6 +203,7 @@ SCORE = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "pe
         ([*MISMATCH, "ppo.rollout.staleness=1"], []),
         ([*CRITICLESS, "value.init_from=reward"], ["value"]),
         (["ppo.kl=none", "reference.path=a/b"], ["reference"]),
+        ([SERVED, "reference={path: a/b, quantisation: 4bit}"], ["reference.quantisation"]),
         (["ppo.guards.target_kl=0.1", "ppo.guards.max_kl=0.2"], ["ppo.guards.max_kl"]),
         (
             ["ppo.advantage={length_adaptive: 0.05, gae_lambda: 0.9}"],

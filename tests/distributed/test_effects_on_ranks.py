@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
+from fake_vllm import GENERATE, fake_servers
 from proximo.algorithms.controllers import AdaptiveKLController
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
@@ -24,6 +26,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.calls import OwnCall
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.roles.worker import ServedReferenceWorker
 from proximo.ppo.task import evaluate_policy
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored, ScoreState
@@ -33,6 +36,7 @@ from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import build_on_first
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
+from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make.sharding import shard_model
 from records_made import prompt, response
 from rewards.remote.reward_services import ScriptedService, grades, reply
@@ -439,6 +443,18 @@ def test_a_recipe_builds_its_sources_on_rank_0_alone(two: Ranks, tmp_path: Path)
     assert [s["response"] for s in first["samples"]] == [s["response"] for s in wanted["samples"]]
     scores = [[s["score"] for s in found["samples"]] for found in (first, wanted)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-3, abs=1e-4)
+
+
+def of_a_served_reference(url: str) -> list[float]:
+    with closing(ServedReferenceWorker([VLLMServer(url)] if current().leads else [])) as worker:
+        return worker.logprobs(ANSWERS).logprobs.tolist()
+
+
+def test_rank_0_alone_asks_the_servers_of_a_reference(two: Ranks) -> None:
+    with fake_servers(LanguageModel(tiny_language_model())) as (fake,):
+        first, second = two.run(of_a_served_reference, fake.url)
+        assert first == second
+        assert fake.counts[GENERATE] == len(ANSWERS)
 
 
 def alone_with_a_model() -> list[float]:

@@ -24,6 +24,8 @@ RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "kto": KTO, "ppo": PPO, "pi
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
 RESAMPLE = "ppo.advantage={kind: group_centred, zero_variance_groups: resample} ppo.responses_per_prompt=4"
+AT = "devices.reference.addresses=['http://t:8000']"
+SERVED = f"reference.path=owner/other {AT}"
 ROWS: dict[str, tuple[str, ...]] = {
     "KL and reference": (
         "ppo.kl.adaptive.target=6 ppo.kl.coefficient=0",
@@ -34,6 +36,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "reference={path: owner/other, balancing_coefficient: 0.01}",
         "ppo.kl={kind: loss, estimator: k3}",
         "dpo: model.lora.rank=8 reference.path=owner/other",
+        AT,
+        f"dpo: {AT}",
+        f"{AT} devices.reference.shard=full",
+        f"{SERVED} engine={{kind: vllm, addresses: ['http://t:8000/']}}",
+        f"{SERVED} ppo.rollout.temperature=0.7",
     ),
     "Environments": (
         "environment.path=games:Guess",
@@ -106,7 +113,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "ppo.rollout.stop_strings=['']",
         "engine={kind: vllm, addresses: ['localhost:8000']}",
         "engine={kind: vllm, addresses: ['http://localhost:8000'], replicas: 2}",
-        "engine={kind: vllm, addresses: ['https://host:8000'], token_env: 'my-token'}",
     ),
     "Verifiers": (
         "reward=[{kind: code, form: asserts, cpu_seconds: 30}]",
@@ -115,7 +121,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Rewards of texts": (
         "reward=[{kind: pattern, pattern: '('}]",
         "reward=[{kind: think_answer, verifier: {kind: pattern, pattern: a, workers: 2}}]",
-        "reward=[{kind: think_answer, verifier: {kind: code, form: asserts}}]",
         "reward=[{kind: think_answer, verifier: {kind: maths, scores: {correct: 0.5}}}]",
     ),
     "Remote rewards": (
@@ -125,7 +130,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "Losses and updates": (
         "ppo.policy_loss.behaviour_weight=masked",
-        "ppo.policy_loss.rejection={kind: ratio, upper: 2}",
         "ppo.minibatch_responses=1000",
         "ppo.evaluate_average=true",
         "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}",

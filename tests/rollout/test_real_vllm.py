@@ -28,12 +28,14 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.sharing import base_alone
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import Holding, fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm import pushed_weights
 from proximo.rollout.vllm.engine import VLLMEngine
+from proximo.rollout.vllm.scoring import served_logprobs
 from proximo.run.make.engine import Sampling, engine_of, make_servers
 
 ENVIRONMENT = os.environ.get("PROXIMO_TEST_VLLM")
@@ -207,6 +209,8 @@ def test_of_an_adapter_the_adapter_travels(tmp_path: Path) -> None:
             found = engine.generate(PROMPTS, num_samples=2, options=OPTIONS, key=KEY)
             assert (sampled(found) - learners(policy, found)).abs().max() < 1e-4
         assert engine.servers[0].adapters() == [engine._last.name]  # type: ignore[union-attr]
+        given = served_logprobs(engine.servers, [part for each in found for part in each.sequences])
+    assert (given - learners(base_alone(policy), found)).abs().max() < 1e-4, "as the reference on servers is asked"
 
 
 def checks_weights(engine: VLLMEngine, action: str, **given: Any) -> Any:

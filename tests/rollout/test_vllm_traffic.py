@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from fake_vllm import FakeVLLM
+from builders import tiny_language_model
+from fake_vllm import FakeVLLM, fake_servers
 from inside_vllm import Loading, worker_file
+from proximo.models.language import LanguageModel
 from proximo.rollout.engine import fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.vllm.pushed_weights import PushedWeights
-from proximo.rollout.vllm.requests import GENERATE_PATH, generate_body, read_choice
+from proximo.rollout.vllm.requests import GENERATE_PATH, generate_body, ids_body, read_choice, read_logprobs
 from proximo.rollout.vllm.server import VLLMServer
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "recorded_vllm.jsonl").read_text().splitlines()]
-*GENERATED, INTERRUPTED = [line for line in RECORDED if line["path"] == GENERATE_PATH]
-"""Responses, the last of which was being sampled when weights were loaded."""
+*GENERATED, INTERRUPTED, GIVEN = [line for line in RECORDED if line["path"] == GENERATE_PATH]
+"""Responses, the last of which was being sampled when weights were loaded; and log-probs of given ids."""
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
 OPTIONS = (
     SamplingOptions(max_new_tokens=3),
@@ -56,6 +58,19 @@ def test_the_weights_of_each_token_are_read_where_other_ones_were_loaded_meanwhi
     choice = read_choice(INTERRUPTED["reply"].encode(), limit=32, vocab_size=64)
     assert choice.weight_versions == (("proximo-0-d3c30d9cc7f10691", 0), ("proximo-1-fec294195c9cfcfb", 1))
     assert len(choice.token_ids) == 32
+
+
+def test_log_probs_of_given_ids_are_asked_for_and_read_as_vllm_answered_and_the_fake_answers_alike() -> None:
+    ids, real = GIVEN["request"]["token_ids"], json.loads(GIVEN["reply"])
+    assert json.loads(ids_body(ids)) == GIVEN["request"]
+    found = read_logprobs(GIVEN["reply"].encode(), ids, start=3)
+    assert found == (-4.417847633361816, -2.1570780277252197, -3.0626068115234375)
+    with fake_servers(LanguageModel(tiny_language_model())) as (fake,):
+        own = fake.answer(GENERATE_PATH, GIVEN["request"])
+    assert own.keys() <= real.keys()
+    assert own["choices"][0].keys() <= real["choices"][0].keys()
+    for made, recorded in zip(own["prompt_logprobs"], real["prompt_logprobs"], strict=True):
+        assert (made and [*made, *made.popitem()[1]]) == (recorded and [*recorded, *recorded.popitem()[1]])
 
 
 def test_weights_are_pushed_and_asked_for_as_vllm_answered(monkeypatch: pytest.MonkeyPatch) -> None:

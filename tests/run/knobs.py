@@ -547,6 +547,7 @@ SHOWN_ELSEWHERE = {
     "test_a_recipe_puts_each_role_on_its_device": "(PlacedRoleDevices|ModelReward)Config.device",
     # Of vLLM servers.
     "test_every_key_of_the_section_reaches_servers_and_engine": "(LocalEngine|VLLMEngine)Config.*",
+    "test_every_key_reaches_the_servers": "ServersConfig.*",
     # Of several ranks.
     "test_a_rank_holds_what_the_formula_says": "(Devices|RoleDevices)Config.shard",
     "test_gradients_are_reduced_once_per_update_whatever_the_accumulation": "DevicesConfig.reduce_gradients",

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
+from proximo.config.engine import ServersConfig
 from proximo.config.run import Device, ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
 
@@ -26,6 +27,17 @@ class PlacedRoleDevicesConfig(RoleDevicesConfig):
 
     device: Device | None = None
     """Null means `run.device`. For one process with several devices; each of several ranks has one device."""
+
+
+class ReferenceDevicesConfig(PlacedRoleDevicesConfig, ServersConfig):
+    """How the reference lies on the ranks; or servers that have it, for PPO alone. docs/distillation.md."""
+
+    @model_validator(mode="after")
+    def _is_in_one_place(self) -> Self:
+        placed = [name for name in PlacedRoleDevicesConfig.model_fields if getattr(self, name) is not None]
+        if self.addresses and placed:
+            raise ValueError(f"{placed[0]} places a reference that is loaded, but addresses names servers: remove one")
+        return self
 
 
 class DevicesConfig(Section):
@@ -53,7 +65,7 @@ class DevicesConfig(Section):
     systems, from which the ranks load at different speeds."""
     policy: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The policy of PPO."""
-    reference: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
+    reference: ReferenceDevicesConfig = ReferenceDevicesConfig()
     """The reference of PPO, DPO or KTO."""
     value: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The critic of PPO."""
@@ -218,11 +230,16 @@ def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tupl
     `shared`: the section of the pipeline, whose values a stage does not answer for; or one of defaults.
     """
     devices, placed = recipe.devices, recipe.placed_roles()
+    for name in ServersConfig.model_fields if not devices.reference.addresses else ():
+        if getattr(devices.reference, name) != getattr(shared.reference, name):
+            yield f"reference.{name}", "addresses is empty"
     given = {name for name, value in devices if value != getattr(shared, name)}
     if devices.num == 1:
         yield from ((name, "num is 1") for name in ("shard", "shard_size", "reduce_gradients") if name in given)
         return
     used = {each.role for each in placed}
+    if "policy" in used and devices.reference.addresses:
+        used.add("reference")
     if "model" in used and devices.reference.device is not None:
         yield "reference.device", "only PPO has models on several devices of one process"
     yield from ((name, "the run has no such model") for name in ROLES if name in given and name not in used)

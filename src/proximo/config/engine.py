@@ -16,15 +16,35 @@ class LocalEngineConfig(Section):
     """Sample in the process of the trainer, with the policy's own weights."""
 
 
-class VLLMEngineConfig(Section):
-    """vLLM servers, which sample with copies of the weights. docs/vllm.md."""
+class ServersConfig(Section):
+    """vLLM servers, and how long a run waits for them."""
+
+    addresses: tuple[str, ...] = ()
+    """Servers that run already, such as http://localhost:8000."""
+    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    """Environment variable that holds the token of the servers; null for servers without one."""
+    request_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of one response, after which it is asked for again. Responses of tens of thousands of tokens
+    need more."""
+    start_seconds: float = Field(900.0, gt=0)
+    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached. A large
+    model on a slow disk needs more."""
+
+    @field_validator("addresses")
+    @classmethod
+    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            if problem := address_problem(address):
+                raise ValueError(problem)
+        return addresses
+
+
+class VLLMEngineConfig(ServersConfig):
+    """vLLM servers, which sample with copies of the weights. Without `addresses` the run starts its own on this
+    machine. docs/vllm.md."""
 
     kind: Literal["vllm"]
     """Sample with vLLM servers."""
-    addresses: tuple[str, ...] = ()
-    """Servers that run already, such as http://localhost:8000. Empty: the run starts its own on this machine."""
-    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
-    """Environment variable that holds the token of the servers; null for servers without one."""
     replicas: int = Field(1, ge=1)
     """Number of servers that the run starts, for a model that fits a machine several times. They divide the CUDA
     devices into equal groups. Prompts are balanced over them."""
@@ -43,26 +63,12 @@ class VLLMEngineConfig(Section):
     temporary files."""
     max_concurrent_requests: int = Field(256, ge=1)
     """Responses that are asked of a server at a time."""
-    request_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of one response, after which it is asked for again. Responses of tens of thousands of tokens
-    need more."""
-    start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached, which may be starting
-    anew. A large model on a slow disk needs more."""
     sleep: bool = False
     """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
     keys and values is dropped. For servers that share a GPU with the learner."""
     max_logprob_error: float = Field(0.5, gt=0)
     """Largest difference between the log-probs of servers and learner on a few prompts after each push; a larger one
     stops the run."""
-
-    @field_validator("addresses")
-    @classmethod
-    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            if problem := address_problem(address):
-                raise ValueError(problem)
-        return addresses
 
     @model_validator(mode="after")
     def _starts_or_finds(self) -> Self:

@@ -1,7 +1,7 @@
 """Base classes of recipes. The recipe of a trainer is declared beside it."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
@@ -60,6 +60,14 @@ class TrainerRecipe(Recipe):
     """Keys of this recipe that may change on resume, since they do not affect the steps already taken."""
     reward_settings: ClassVar[tuple[str, ...]] = ()
     """Keys of the sources of scores, which may change on resume with `--allow-changed-rewards`."""
+
+    @model_validator(mode="after")
+    def _has_the_reference(self) -> Self:
+        if self.devices.reference.addresses and any(each.role == "reference" for each in self.placed_roles()):
+            raise ValueError(
+                "devices.reference.addresses is for PPO, and this trainer loads its reference: remove the addresses"
+            )
+        return self
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}
@@ -154,6 +162,20 @@ def check_reference(reference: ModelConfig | None, run: RunConfig) -> None:
     if reference.lora is not None:
         raise ValueError("the reference does not train: remove reference.lora")
     check_quantisation(reference, "reference", run, trains=False)
+
+
+def check_servers(reference: ModelConfig | None, servers: Sequence[str], of_policy: Sequence[str]) -> None:
+    """Raises ValueError for servers of a reference that is not named, or that are servers of the policy, too."""
+    if reference is None or reference.path is None:
+        raise ValueError(
+            "devices.reference.addresses names servers of another model than the policy: set reference.path to that "
+            "model, whose vocabulary is compared, or remove the addresses"
+        )
+    if both := {each.rstrip("/") for each in servers} & {each.rstrip("/") for each in of_policy}:
+        raise ValueError(
+            f"{both.pop()} is in devices.reference.addresses and engine.addresses, whose servers get the policy's "
+            "weights: give each its own"
+        )
 
 
 def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:

@@ -141,6 +141,8 @@ def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequ
 def _roles(recipe: PPORecipe, tools: Any) -> Iterator[Line]:
     yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
     reference = describe_reference(recipe.model, recipe.reference) if recipe.ppo.kl.needs_reference else None
+    if reference and (addresses := recipe.devices.reference.addresses):
+        reference += f", not loaded: vLLM at {', '.join(addresses)}"
     yield "reference", reference or "none: ppo.kl is none"
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
@@ -266,6 +268,9 @@ def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
         yield from given_keys(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.kind} has no critic")
     if not recipe.ppo.kl.needs_reference:
         yield from given_keys(recipe, ("reference",), prefix, "ppo.kl is none")
+    if recipe.reference is not None and recipe.devices.reference.addresses:
+        keys = tuple(name for name in type(recipe.reference).model_fields if name not in ("path", "revision"))
+        yield from given_keys(recipe.reference, keys, f"{prefix}reference.", "its servers load the model")
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:

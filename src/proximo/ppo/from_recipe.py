@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.config.run import ScalarModelConfig
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
 from proximo.data.tokenise import TextEncoder
@@ -25,14 +26,16 @@ from proximo.models.transformers_model import check_lengths
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.recipe_data import Data, load_data
 from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.roles.worker import ServedReferenceWorker
 from proximo.ppo.task import PPOTask
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import CheckingSource, ClosableSource, NoReward, RewardSource, build_on_first
 from proximo.rewards.weighted import WeightedReward
+from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, read_split, token_cache
-from proximo.run.make.engine import Sampling, check_engine, engine_of, make_servers
+from proximo.run.make.engine import Sampling, check_engine, check_length, engine_of, find_reference, make_servers
 from proximo.run.make.environments import make_environments
 from proximo.run.make.models import (
     DeviceSpec,
@@ -70,15 +73,15 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
     policy_device = device_spec.on(recipe.devices.policy.device)
-    current().on_rank_0(lambda: check_engine(recipe.engine, policy_device.device), what="the check of the engine")
+    served = _find_servers(recipe, policy_device.device, started)
     _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.devices.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.model
-    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
-    tokenizer = _tokenizer_of_all(recipe, reference_config)
+    tokenizer = _tokenizer_of_all(recipe)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
     data = load_data(recipe, rows, tokenizer, cache)
+    _check_served(served, recipe, data)
     environments = _start_environments(recipe, tokenizer, started)
     for own in owns:
         if own is not None and not gives_same_ids(own, tokenizer):
@@ -110,8 +113,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = _reward(recipe, sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    compared = device_spec.on(recipe.devices.reference.device)
-    reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
+    reference = _load_reference(recipe, tokenizer, device_spec)
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
@@ -122,7 +124,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     trainer = PPOTrainer(
         policy,
         tokenizer,
-        reference=reference,
+        reference=served or reference,
         value=value,
         reward=reward,
         ptx=data.texts.examples,
@@ -147,6 +149,24 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     )
 
 
+def _find_servers(recipe: PPORecipe, device: torch.device, started: ExitStack) -> ServedReferenceWorker | None:
+    """Checks the servers of the engine; the worker of a reference on servers, which answer, or None. For every rank."""
+    current().on_rank_0(lambda: check_engine(recipe.engine, device), what="the check of the engine")
+    config, servers = recipe.devices.reference, list[VLLMServer]()
+    if not config.addresses:
+        return None
+    current().on_rank_0(lambda: servers.extend(find_reference(config, started)), what="the servers of the reference")
+    return ServedReferenceWorker(servers)
+
+
+def _check_served(served: ServedReferenceWorker | None, recipe: PPORecipe, data: Data) -> None:
+    """Raises ConfigError if a server of the reference takes fewer tokens than the run may ask it for."""
+    if served is not None:
+        longest = sum(_longest(recipe, data)) + 1  # vLLM writes one after a prompt
+        check = partial(check_length, max_tokens=longest)
+        current().on_rank_0(lambda: list(map(check, served.servers)), what="the length that the reference takes")
+
+
 def _start_environments(
     recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, started: ExitStack
 ) -> EnvironmentSource | None:
@@ -166,9 +186,19 @@ def _reward(recipe: PPORecipe, sources: Sequence[tuple[float, RewardSource]]) ->
     return WeightedReward(sources, task=recipe.ppo.task_reward) if sources else NoReward()
 
 
-def _tokenizer_of_all(recipe: PPORecipe, reference_config: ModelConfig | None) -> PreTrainedTokenizerBase:
+def _load_reference(
+    recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, device_spec: DeviceSpec
+) -> LanguageModel | None:
+    """The model of the section `reference`; None without one, and where servers have it."""
+    if recipe.reference is None or not recipe.loads_reference:
+        return None
+    return build_reference(recipe.reference, tokenizer, device_spec=device_spec.on(recipe.devices.reference.device))
+
+
+def _tokenizer_of_all(recipe: PPORecipe) -> PreTrainedTokenizerBase:
     """The policy's tokenizer. Raises ModelError where a role reads or writes other tokens."""
     policy_config = recipe.model
+    reference_config = recipe.reference if recipe.ppo.kl.needs_reference else None
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
     roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
     check_readers(recipe.tokenizer, tokenizer, roles)
@@ -261,7 +291,7 @@ def _unsaved_models(
         models["policy_base"] = policy.model
     if reference is not None:
         models["reference"] = reference.model
-    elif recipe.ppo.kl.needs_reference and not policy.has_adapter:
+    elif recipe.loads_reference and not policy.has_adapter:
         models["reference"] = policy.model
     if value is not None and value.has_adapter:
         models["value_base"] = value.model

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.run_checks import served_reference_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
 from proximo.environments.engine import EnvironmentSource
@@ -24,7 +25,7 @@ from proximo.models.transformers_model import disable_dropout
 from proximo.ppo.roles.policy import PolicyWorker, rollout_key, sampling_options
 from proximo.ppo.roles.sampler import RolloutsAhead
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, ServedReferenceWorker
 from proximo.ppo.step import Roles
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.epochs import num_minibatches
@@ -47,7 +48,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     policy: LanguageModel,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    reference: LanguageModel | None,
+    reference: LanguageModel | ServedReferenceWorker | None,
     value: ScalarModel | Literal["trunk"] | None,
     config: PPOConfig,
     seed: int,
@@ -64,11 +65,14 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
 
     On several ranks the models are sharded as `devices` says, after all copies of them were made.
 
-    Raises ConfigError if losses or optimizers do not fit a shared trunk, or the full KL would need models on different
-    devices.
+    Raises ConfigError if losses or optimizers do not fit a shared trunk, the full KL would need models on different
+    devices, or options do not fit a served reference.
     """
     own_reference = reference is None
-    reference = _reference(reference, policy, config)
+    served = reference if isinstance(reference, ServedReferenceWorker) else None
+    if served is not None and (problem := served_reference_problem(config)):
+        raise ConfigError(problem)
+    reference = None if isinstance(reference, ServedReferenceWorker) else _reference(reference, policy, config)
     critic = _critic(value, policy, config, seed=seed)
     copy = None if config.average_decay is None else policy.frozen_copy()
     for model in (policy, critic):
@@ -101,7 +105,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         ),
         on_finished=reward_worker.on_finished,
     )
-    reference_worker = value_worker = average = None
+    reference_worker, value_worker, average = served, None, None
     if reference is not None:
         reference_engine = built_in(reference) if config.evaluate_reference else None
         reference_worker = ReferenceWorker(reference, config, engine=reference_engine)
@@ -115,7 +119,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         reference=reference_worker,
         value=value_worker,
         average=average,
-        has_teacher=reference is not None and not own_reference,
+        has_teacher=reference_worker is not None and not own_reference,
     )
 
 

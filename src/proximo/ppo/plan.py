@@ -94,6 +94,8 @@ def _notes_on(recipe: PPORecipe, policy: Model) -> Iterator[str]:
         )
     if recipe.ppo.rollout.staleness and recipe.engine.kind == "local":
         yield "generate takes place beside the rest of earlier steps (rollout.staleness): the seconds add up here"
+    if recipe.devices.reference.addresses:
+        yield "servers give the log-probs of the reference: their time and memory are not counted"
     if recipe.engine.kind == "vllm":
         size = sum(parameter.numel() for parameter in policy.model.parameters())
         width = 4 if recipe.engine.dtype == "float32" or policy.precision is Precision.FLOAT32 else 2
@@ -116,7 +118,7 @@ def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision
     own = configs.sized(recipe.model, num_tokens)
     policy = language_model(own, recipe.model, precision=precision)
     models: dict[str, Model] = {"policy": policy}
-    if recipe.ppo.kl.needs_reference:
+    if recipe.loads_reference:
         models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
             models["reference"].narrow_frozen(beside=[policy.model])
@@ -201,6 +203,7 @@ def ppo_costs(
         recipe, models, optimized, lengths, texts, layout=layout
     )
     left_out = set() if recipe.engine.kind == "local" else {"generate", "generate_greedy"}
+    left_out |= set() if recipe.loads_reference else {"reference_logprobs"}
     if updates_only:  # and what takes place beside them
         beside = {"generate"} if SAMPLER in models else set()
         left_out |= {name for name in possible.keys() - beside if not name.startswith("train")}

@@ -8,17 +8,18 @@ from pydantic import Field, field_validator, model_validator
 from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
 from proximo.config.engine import MAY_CHANGE as ENGINE_MAY_CHANGE
-from proximo.config.engine import EngineConfig, LocalEngineConfig, engine_named
+from proximo.config.engine import EngineConfig, LocalEngineConfig, ServersConfig, engine_named
 from proximo.config.environment import ENVIRONMENT, ROWS, EnvironmentConfig, VerifiersEnvironmentConfig, with_rows
 from proximo.config.ppo.implied import with_policy_rate
 from proximo.config.ppo.losses import ENDING_GUARDS
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.ppo.run_checks import distillation_problem, environment_problem
+from proximo.config.ppo.run_checks import distillation_problem, environment_problem, served_reference_problem
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
     check_quantisation,
     check_reference,
+    check_servers,
     check_tokenizer,
 )
 from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig, check_names
@@ -44,6 +45,7 @@ class PPORecipe(TrainerRecipe):
         "ppo.rollout.max_num_seqs",
         *(f"ppo.guards.{name}" for name in ENDING_GUARDS),
         *(f"engine.{name}" for name in ENGINE_MAY_CHANGE),
+        *(f"devices.reference.{name}" for name in ServersConfig.model_fields),
     )
     reward_settings: ClassVar[tuple[str, ...]] = ("reward", "gold")
 
@@ -158,6 +160,11 @@ class PPORecipe(TrainerRecipe):
         return bool(self.reward) or self.environment is not None
 
     @property
+    def loads_reference(self) -> bool:
+        """Whether the run has a reference, and has it itself; else servers have it."""
+        return self.ppo.kl.needs_reference and not self.devices.reference.addresses
+
+    @property
     def longest(self) -> tuple[int, int]:
         """Most tokens of a prompt and of its response. In an environment, of the first observation and the rest."""
         if self.environment is None:
@@ -232,6 +239,14 @@ class PPORecipe(TrainerRecipe):
         return self
 
     @model_validator(mode="after")
+    def _reference_can_be_served(self) -> Self:
+        if servers := self.devices.reference.addresses:
+            if problem := served_reference_problem(self.ppo):
+                raise ValueError(problem)
+            check_servers(self.reference, servers, self.engine.addresses if self.engine.kind == "vllm" else ())
+        return self
+
+    @model_validator(mode="after")
     def _texts_with_their_weight(self) -> Self:
         if (self.ptx_data is None) != (self.ppo.ptx is None):
             missing = "ptx_data (which texts)" if self.ptx_data is None else "ppo.ptx (their weight)"
@@ -299,7 +314,7 @@ class PPORecipe(TrainerRecipe):
         optimizers, ppo = self.optimizers(), self.ppo
         trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
         roles = [PlacedRole(role="policy", key="model", model=self.model, trains=True, optimizers=trained)]
-        if ppo.kl.needs_reference:
+        if self.loads_reference:
             base = "policy" if self.model.lora is not None and self.reference is None else None
             leader = "policy" if ppo.kl.reference_every_steps is not None else None
             common = self.reference is None and (base is not None or self.model.frozen_layers > 0)

@@ -12,7 +12,7 @@ from proximo.ppo.calls import Calls, TracedCall, TracingCalls, Unknown
 from proximo.ppo.experience import StepExperience, count_responses, kl_in_reward, make_experience
 from proximo.ppo.roles.policy import PolicyWorker, sampled_logprobs
 from proximo.ppo.roles.value import ValueWorker
-from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, RoleWorker
+from proximo.ppo.roles.worker import AverageWorker, ReferenceWorker, RewardWorker, RoleWorker, ServedReferenceWorker
 from proximo.ppo.selection import Batch, has_enough_groups, select
 from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.train_state import TrainState, adapted_coefficient
@@ -26,7 +26,7 @@ class Roles:
 
     policy: PolicyWorker
     reward: RewardWorker
-    reference: ReferenceWorker | None = None
+    reference: ReferenceWorker | ServedReferenceWorker | None = None
     """None in a run without KL."""
     value: ValueWorker | None = None
     average: AverageWorker | None = None
@@ -34,14 +34,16 @@ class Roles:
     """Whether the reference is another model than the policy at its start."""
 
     @property
-    def group(self) -> dict[str, RoleWorker | RewardWorker]:
-        """Name of a role -> the worker that has its model."""
-        return {worker.role: worker for worker in (*self.workers, self.reward)}
+    def group(self) -> dict[str, RoleWorker | RewardWorker | ServedReferenceWorker]:
+        """Name of a role -> its worker."""
+        everyone = (*self.workers, self.reference, self.reward)
+        return {worker.role: worker for worker in everyone if worker is not None}
 
     @property
     def workers(self) -> list[RoleWorker]:
         """The workers that have a model."""
-        return [worker for worker in (self.policy, self.reference, self.value, self.average) if worker is not None]
+        everyone = (self.policy, self.reference, self.value, self.average)
+        return [worker for worker in everyone if isinstance(worker, RoleWorker)]
 
     @property
     def shares_trunk(self) -> bool:
@@ -129,7 +131,7 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
     call("push_weights", "policy", policy.push_weights)
     if average is not None:
         call("move_average", "average", average.move, policy)
-    if reference is not None and config.kl.reference_every_steps is not None:
+    if config.kl.reference_every_steps is not None and not isinstance(reference, ServedReferenceWorker | None):
         call("follow_policy", "reference", reference.follow, after, policy)
     outcome = outcome_of(call, made, batch, policy_report, value_report, state=state, config=config)
     return replace(outcome, is_scored=given is not None or reward.is_scored), after

@@ -26,7 +26,7 @@ from proximo.ppo.episodes import episode_fields, evaluation_metrics
 from proximo.ppo.experience import sequence_kl, task_reward_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
-from proximo.ppo.roles.worker import eager_begin, logprobs_of
+from proximo.ppo.roles.worker import ReferenceWorker, ServedReferenceWorker, eager_begin, logprobs_of
 from proximo.ppo.selection import check_scored_fraction
 from proximo.ppo.step import Roles
 from proximo.ppo.step_metrics import response_metrics, score_metrics
@@ -83,6 +83,8 @@ class PPOTask:
     def close(self) -> None:
         """Close the reward sources, the environments and the engine, which ends their processes."""
         self.ppo.close()
+        if isinstance(reference := self.ppo.roles.reference, ServedReferenceWorker):
+            reference.close()
         for started in (self.environments, self.servers):
             if started is not None:
                 started.close()
@@ -293,7 +295,7 @@ def evaluate_policy(
         # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
         both = [
             logprobs_of(roles.evaluated.model, responses, config),
-            logprobs_of(roles.reference.model, responses, config, among_all=True),
+            roles.reference.logprobs(responses).logprobs,
         ]
         wrote = torch.cat([response.response_mask for response in responses]).to(both[0].device)
         both = [torch.where(wrote, logprobs, 0.0) for logprobs in both]  # not what an environment said
@@ -309,7 +311,7 @@ def evaluate_policy(
     if config.task_reward is not None:
         metrics["evaluation/task_reward"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
     opponents: list[Scored | None] = [None] * len(scored)
-    if roles.reference is not None and roles.reference.engine is not None:
+    if isinstance(roles.reference, ReferenceWorker) and roles.reference.engine is not None:
         opponents = list(answered(roles.reference.engine, roles.reference.model, "evaluation, the reference's answers"))
         metrics |= _duel_metrics(scored, opponents)
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)

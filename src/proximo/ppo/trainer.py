@@ -36,6 +36,7 @@ from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.calls import Calls, OwnCall, check_own_calls
 from proximo.ppo.make_roles import make_roles, step_digest
+from proximo.ppo.roles.worker import ServedReferenceWorker
 from proximo.ppo.step import possible_calls, ppo_step
 from proximo.ppo.step_arguments import Mask, PromptLike, ResponseLike, Score, as_prompts, as_responses, as_scored
 from proximo.ppo.step_metrics import StepAhead, StepOutcome, step_metrics
@@ -79,7 +80,8 @@ class PPOTrainer:
     Args:
         policy: the model to train, in place.
         tokenizer: the policy's tokenizer.
-        reference: the reference of the KL. None makes a copy of the policy, or uses its base under LoRA.
+        reference: the reference of the KL, or a `ServedReferenceWorker` for one on vLLM servers. None makes a copy of
+            the policy, or uses its base under LoRA.
         value: the critic. None starts one from a copy of the policy's backbone with a new head; "trunk" puts the head
             on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing.py).
         reward: source or function that scores in `train`; `step` takes scores. `NoReward()` learns from `reference`.
@@ -110,7 +112,7 @@ class PPOTrainer:
         policy: "LanguageModel | PreTrainedModel",
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        reference: "LanguageModel | PreTrainedModel | None" = None,
+        reference: "LanguageModel | PreTrainedModel | ServedReferenceWorker | None" = None,
         value: "ScalarModel | PreTrainedModel | Literal['trunk'] | None" = None,
         reward: Reward | None = None,
         ptx: Sequence[TextExample | str] | None = None,

@@ -19,7 +19,7 @@ from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_row
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import refuse_half_shared
 from proximo.models.transformers_model import base_of, is_adapted
-from proximo.ppo.roles.worker import check_answers
+from proximo.ppo.roles.worker import ServedReferenceWorker, check_answers
 from proximo.records import Prompt
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
@@ -38,7 +38,7 @@ def check_models(
     policy: LanguageModel,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    reference: LanguageModel | None = None,
+    reference: LanguageModel | ServedReferenceWorker | None = None,
     value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
 ) -> None:
@@ -47,6 +47,7 @@ def check_models(
     A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
     """
     value = None if isinstance(value, str) else value
+    reference = None if isinstance(reference, ServedReferenceWorker) else reference
     stays_narrow = reference is not None and reference.precision.is_half and not moves
     for role, model in (("policy", policy), ("reference", None if stays_narrow else reference), ("value", value)):
         if model is not None:
@@ -89,10 +90,12 @@ def as_policy(model: "LanguageModel | PreTrainedModel") -> LanguageModel:
     return policy
 
 
-def as_reference(model: "LanguageModel | PreTrainedModel | None", policy: LanguageModel) -> LanguageModel | None:
-    """Like `as_policy`, but frozen. Raises ModelError if it is the policy itself."""
-    if model is None:
-        return None
+def as_reference(
+    model: "LanguageModel | PreTrainedModel | ServedReferenceWorker | None", policy: LanguageModel
+) -> LanguageModel | ServedReferenceWorker | None:
+    """Like `as_policy`, but frozen; a served one unchanged. Raises ModelError if it is the policy itself."""
+    if isinstance(model, ServedReferenceWorker | None):
+        return model
     reference = _as_language_model(model, role="reference")
     if reference.model is policy.model:
         raise ModelError(

@@ -46,6 +46,32 @@ def _needs_scores(config: PPOConfig) -> dict[str, bool]:
     }
 
 
+def served_reference_problem(config: PPOConfig) -> str | None:
+    """The first option that a reference on servers cannot have, with the reason; None if all options fit.
+
+    vLLM gives the log-prob of each token of a prompt, at temperature 1 whatever is asked for.
+    """
+    kl, temperature = config.kl, config.rollout.temperature
+    estimator = "weighted_k3" if kl.full_in == "loss" else "k1"
+    checks = {
+        "ppo.kl none needs no reference: set another kind": kl.needs_reference,
+        f"ppo.kl.estimator full compares all probabilities, and servers of a reference give one: use {estimator}": (
+            kl.full_in is None
+        ),
+        f"ppo.rollout.temperature {temperature:g} divides the reference's logits, and its servers by 1: set it to 1": (
+            temperature == 1
+        ),
+        "ppo.kl.reference_every_steps moves the reference, and its servers keep their weights: remove it": (
+            kl.reference_every_steps is None
+        ),
+        "ppo.evaluate_reference samples from the reference, and its servers give log-probs alone: remove it": (
+            not config.evaluate_reference
+        ),
+    }
+    problem = next((problem for problem, holds in checks.items() if not holds), None)
+    return problem and f"{problem}, or remove devices.reference.addresses"
+
+
 def environment_problem(ppo: PPOConfig, *, reads_text: Sequence[str]) -> str | None:
     """Why a run cannot play in an environment; None if it can. `reads_text`: rewards by models, by name."""
     score, aggregation = ppo.score, ppo.policy_loss.aggregation

@@ -30,6 +30,8 @@ from proximo.ppo.update.epochs import pack_members
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, NoReward, RewardSource, checked_scores, is_eager
 from proximo.rollout.engine import Engine
+from proximo.rollout.vllm.scoring import served_logprobs
+from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.checkpointing import restore_models, writers_for
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -197,6 +199,30 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
     @torch.no_grad()
     def _hidden(self, batch: PackedResponses) -> Tensor:
         return self.model.hidden_states(batch.packed, batch.predictors)
+
+
+class ServedReferenceWorker:
+    """The worker of a reference on vLLM servers that run already. It has no model, and nothing to save."""
+
+    role: ClassVar[str] = "reference"
+
+    def __init__(self, servers: Sequence[VLLMServer]) -> None:
+        """`servers`: all of one model, with the policy's token ids; on other ranks than 0 none. `close` closes them."""
+        self.servers = tuple(servers)
+
+    def logprobs(self, responses: Sequence[Response]) -> ReferencePass:
+        """[T] log-probs of the reference at temperature 1. Rank 0 asks for them, and every rank gets them.
+
+        Raises TrainingError if they cannot be had.
+        """
+        sequences = [sequence for response in responses for sequence in response.sequences]
+        found = current().on_rank_0(lambda: served_logprobs(self.servers, sequences), what="log-probs of servers")
+        return ReferencePass(found)
+
+    def close(self) -> None:
+        """Close the connections to the servers, which keep running."""
+        for server in self.servers:
+            server.close()
 
 
 class AverageWorker(RoleWorker[LanguageModel]):

@@ -12,6 +12,8 @@ from proximo.errors import TrainingError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.rollout.vllm.server import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, VLLMServer
 
+ATTEMPTS = 5
+"""Times that a response is asked for before the run stops."""
 FAILURES_IN_A_ROW = 3
 """A server gets no more work of a call after this many failures in a row, while another one has fewer."""
 Result = TypeVar("Result")
@@ -168,8 +170,8 @@ class Dispatch(Generic[Result]):
         if nobody and all(each.absence.is_too_long for each in self._servers):
             self._results.put(
                 TrainingError(
-                    f"no vLLM server could be reached for {server.limits.start_seconds:g} s (engine.start_seconds), "
-                    f"the last at {server.url}: {error}; {server.last_words()}"
+                    f"no vLLM server could be reached for {server.limits.start_seconds:g} s "
+                    f"({server.limits.section}.start_seconds), the last at {server.url}: {error}; {server.last_words()}"
                 )
             )
             return
@@ -177,7 +179,7 @@ class Dispatch(Generic[Result]):
             self._results.put(
                 TrainingError(
                     f"no usable response after {self._attempts} attempts, the last at the vLLM server {server.url}: "
-                    f"{error} (engine.request_seconds is the limit of each); {server.last_words()}"
+                    f"{error} ({server.limits.section}.request_seconds is the limit of each); {server.last_words()}"
                 )
             )
             return

@@ -25,7 +25,7 @@ from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, check_options
 from proximo.rollout.stopping import StopRules
-from proximo.rollout.vllm.dispatch import Dispatch, Job
+from proximo.rollout.vllm.dispatch import ATTEMPTS, Dispatch, Job
 from proximo.rollout.vllm.pushed_weights import PushedWeights
 from proximo.rollout.vllm.requests import Choice, Written, write
 from proximo.rollout.vllm.server import VLLMServer
@@ -40,7 +40,7 @@ _NOT_FOUND = 404
 class VLLMOptions:
     """How the servers are used."""
 
-    attempts: int = 5
+    attempts: int = ATTEMPTS
     """Times that a response is asked for before the run stops."""
     transfer_folder: Path = Path("/dev/shm")
     """Folder that trainer and servers see under the same path. Weights travel through it."""

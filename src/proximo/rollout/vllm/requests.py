@@ -20,6 +20,10 @@ from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules
 
 GENERATE_PATH = "/inference/v1/generate"
+MINUS_INFINITY = -9999.0
+"""What vLLM writes in its place."""
+NEVER_PUSHED = "default"
+"""The version of the weights that a server started with."""
 
 
 class InvalidReplyError(Exception):
@@ -144,13 +148,38 @@ def generate_body(
     return json.dumps(body).encode()
 
 
+def ids_body(token_ids: Sequence[int]) -> bytes:
+    """The request for the log-probs of these ids. vLLM always writes a token after them, which nobody reads."""
+    # Some top_k and temperature are needed by a server that may return sampling masks: see `generate_body`.
+    sampling = {"n": 1, "max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0, "detokenize": False}
+    return json.dumps({"token_ids": list(token_ids), "sampling_params": sampling}).encode()
+
+
+def read_logprobs(reply: bytes, token_ids: Sequence[int], *, start: int) -> tuple[float, ...]:
+    """The log-prob of each id from index `start` on, given all before it.
+
+    Raises InvalidReplyError unless each of them is there and finite, and of the weights that the server started with.
+    """
+    message = _message(reply)
+    found, choices = message.get("prompt_logprobs"), message.get("choices")
+    if not isinstance(found, list) or len(found) != len(token_ids):
+        raise InvalidReplyError(f"log-probs of {len(token_ids)} ids were asked for, {_size(found)} came")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    ((version, _),) = _versions(_field(choice, "weight_versions"), 1)
+    if version != NEVER_PUSHED:
+        raise InvalidReplyError(f"the server was given other weights, {version}, than it started with: start it again")
+    values = []
+    for index, token in enumerate(token_ids[start:], start):
+        value = _field(_field(found[index], str(token)), "logprob")
+        if type(value) not in (int, float) or not MINUS_INFINITY < value <= 0:
+            raise InvalidReplyError(f"id {token} at {index} has no log-prob that is finite: {found[index]!r:.100}")
+        values.append(float(value))
+    return tuple(values)
+
+
 def read_choice(reply: bytes, *, limit: int, vocab_size: int) -> Choice:
     """The response in a reply. Raises InvalidReplyError."""
-    try:
-        message = json.loads(reply)
-    except ValueError as error:
-        raise InvalidReplyError(f"not JSON: {error!s:.100}") from None
-    choices = message.get("choices") if isinstance(message, dict) else None
+    choices = _message(reply).get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         count = len(choices) if isinstance(choices, list) else "no"
         raise InvalidReplyError(f"one response was asked for, {count} came")
@@ -168,6 +197,14 @@ def read_choice(reply: bytes, *, limit: int, vocab_size: int) -> Choice:
         weight_versions=_versions(choice.get("weight_versions"), len(token_ids)),
         sampling_mask=_sampling_mask(choice.get("sampling_mask"), token_ids, vocab_size),
     )
+
+
+def _message(reply: bytes) -> Mapping[str, Any]:
+    try:
+        message = json.loads(reply)
+    except ValueError as error:
+        raise InvalidReplyError(f"not JSON: {error!s:.100}") from None
+    return message if isinstance(message, dict) else {}
 
 
 def _logprobs(given: Any, token_ids: Sequence[int]) -> tuple[float, ...]:

@@ -5,14 +5,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from proximo.http_client import HttpClient, RequestRefusedError, UnansweredError
-from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, read_choice
+from proximo.rollout.vllm.requests import GENERATE_PATH, Choice, InvalidReplyError, ids_body, read_choice, read_logprobs
 
 LOG = logging.getLogger("proximo.rollout")
 SAY_EVERY_SECONDS = 60.0
@@ -27,10 +28,11 @@ Result = TypeVar("Result")
 class Absence:
     """The absence of one server. It ends when the server answers. Thread-safe."""
 
-    def __init__(self, url: str, *, seconds: float) -> None:
-        """`seconds`: the longest wait."""
+    def __init__(self, url: str, *, seconds: float, section: str = "engine") -> None:
+        """`seconds`: the longest wait. `section`: of the recipe, for messages."""
         self._url = url
         self._seconds = seconds
+        self._section = section
         self._since: float | None = None
         self._said = 0.0
         self._lock = threading.Lock()
@@ -47,8 +49,8 @@ class Absence:
             self._said = away
         LOG.warning(
             "the vLLM server %s has not been reachable for %.0f s (%s): waiting for it, at most %g s "
-            "(engine.start_seconds)",
-            *(self._url, away, reason, self._seconds),
+            "(%s.start_seconds)",
+            *(self._url, away, reason, self._seconds, self._section),
         )
 
     def ended(self) -> None:
@@ -82,6 +84,8 @@ class ServerLimits:
     """Limit of loading the weights of one push."""
     start_seconds: float = 900.0
     """Seconds to wait for a server that cannot be reached: it may be restarting."""
+    section: str = "engine"
+    """The section of the recipe that has these settings, for messages."""
 
 
 class VLLMServer:
@@ -110,17 +114,24 @@ class VLLMServer:
         self.num_restarts = 0
         kept = self.limits.max_concurrent_requests
         self._slots = threading.BoundedSemaphore(kept)
-        self._client = HttpClient(url, token=token, kept_connections=kept, advice=_advice)
+        self._client = HttpClient(url, token=token, kept_connections=kept, advice=partial(_advice, self.limits.section))
         self.url = self._client.url
-        self.absence = Absence(self.url, seconds=self.limits.start_seconds)
+        self.absence = Absence(self.url, seconds=self.limits.start_seconds, section=self.limits.section)
         self._closed = threading.Event()
 
     def generate(self, body: bytes, *, limit: int, vocab_size: int) -> Choice:
         """One response, of at most `limit` tokens."""
+        return self._generated(body, partial(read_choice, limit=limit, vocab_size=vocab_size))
+
+    def prompt_logprobs(self, token_ids: Sequence[int], *, start: int) -> tuple[float, ...]:
+        """The log-prob of each id from index `start` on, given all before it, at temperature 1."""
+        return self._generated(ids_body(token_ids), partial(read_logprobs, token_ids=token_ids, start=start))
+
+    def _generated(self, body: bytes, read: Callable[[bytes], Result]) -> Result:
         with self._slots:  # calls of several threads share the server
             reply = self._send("POST", GENERATE_PATH, body, seconds=self.limits.request_seconds)
         try:
-            return read_choice(reply, limit=limit, vocab_size=vocab_size)
+            return read(reply)
         except InvalidReplyError as error:
             raise UnansweredError(f"invalid reply: {error}") from None
 
@@ -171,6 +182,10 @@ class VLLMServer:
         """Longest prompt and response together that it takes; None if it does not say so."""
         found = (each.get("max_model_len") for each in self._models())
         return next((length for length in found if type(length) is int), None)
+
+    def model(self) -> str:
+        """The model that it serves, as its start named it; "" if it does not say so."""
+        return next((str(each.get("root")) for each in self._models() if not each.get("parent")), "")
 
     def _models(self) -> list[Mapping[str, Any]]:
         models = self._ask("GET", "/v1/models").get("data")
@@ -264,9 +279,9 @@ class VLLMServer:
         return reply
 
 
-def _advice(status: int) -> str:
+def _advice(section: str, status: int) -> str:
     if status in (401, 403):
-        return "it requires a token: set engine.token_env to the environment variable that holds it"
+        return f"it requires a token: set {section}.token_env to the environment variable that holds it"
     if status == 404:
         return "is it a vLLM server that `proximo engine serve` started?"
     return "the server's log says more"

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.engine import EngineConfig, VLLMEngineConfig
+from proximo.config.engine import EngineConfig, ServersConfig, VLLMEngineConfig
 from proximo.distributed.unread_parameters import numbers_of
 from proximo.distributed.world import current
 from proximo.errors import ConfigError
@@ -194,13 +194,38 @@ def check_engine(config: EngineConfig, device: torch.device | None = None) -> No
     servers.find()
     with closing(servers):
         for server in servers.servers:
-            if not server.is_healthy(seconds=CHECK_SECONDS):
-                raise ConfigError(
-                    f"no vLLM server answers at {server.url} (engine.addresses): start one with "
-                    "`proximo engine serve`, or correct the address"
-                )
+            _check_answers(server)
             with _refusing(server):
                 server.weight_version()
+
+
+def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer]:
+    """The servers of a reference, for rank 0. `started` closes their clients if the rest of the run cannot be built.
+
+    Raises ConfigError if one does not answer, or they have different models.
+    """
+    limits = ServerLimits(
+        request_seconds=config.request_seconds, start_seconds=config.start_seconds, section="devices.reference"
+    )
+    token, servers, models = None if config.token_env is None else read_secret(config.token_env), [], {}
+    for address in config.addresses:
+        servers.append(server := VLLMServer(address, token=token, limits=limits))
+        started.callback(server.close)
+        _check_answers(server)
+        with _refusing(server):
+            models[server.model()] = address
+    if len(models) > 1:
+        given = ", ".join(f"{model} at {address}" for model, address in models.items())
+        raise ConfigError(f"devices.reference.addresses: all servers must have one model, they have {given}")
+    return servers
+
+
+def _check_answers(server: VLLMServer) -> None:
+    if not server.is_healthy(seconds=CHECK_SECONDS):
+        raise ConfigError(
+            f"no vLLM server answers at {server.url} ({server.limits.section}.addresses): start one with "
+            "`proximo engine serve`, or correct the address"
+        )
 
 
 def _check_temporary_folder() -> None:
@@ -219,19 +244,19 @@ def _refusing(server: VLLMServer) -> Generator[None]:
     try:
         yield
     except RequestRefusedError as error:
-        raise ConfigError(f"engine.addresses: {error}") from None
+        raise ConfigError(f"{server.limits.section}.addresses: {error}") from None
     except UnansweredError as error:
-        raise ConfigError(f"engine.addresses: {server.url} cannot be used: {error}") from None
+        raise ConfigError(f"{server.limits.section}.addresses: {server.url} cannot be used: {error}") from None
 
 
-def _check_length(server: VLLMServer, sampling: Sampling) -> None:
-    """Raises ConfigError if a server takes shorter responses than the run may sample."""
+def check_length(server: VLLMServer, max_tokens: int) -> None:
+    """Raises ConfigError if a server takes fewer tokens than the longest prompt and its response have."""
     with _refusing(server):
         longest = server.max_model_len()
-    if longest is not None and longest < sampling.max_tokens:
+    if longest is not None and longest < max_tokens:
         raise ConfigError(
-            f"the vLLM server {server.url} (engine.addresses) takes up to {longest} tokens, but the longest prompt and "
-            f"its response have {sampling.max_tokens}: start it with `-- --max-model-len {sampling.max_tokens}`, or "
+            f"the vLLM server {server.url} ({server.limits.section}.addresses) takes up to {longest} tokens, but the "
+            f"longest prompt and its response have {max_tokens}: start it with `-- --max-model-len {max_tokens}`, or "
             "lower ppo.rollout.max_new_tokens or data.max_prompt_tokens"
         )
 
@@ -265,7 +290,7 @@ def make_servers(
         if config.addresses:
             made.find()
             for server in made.servers:
-                _check_length(server, sampling)
+                check_length(server, sampling.max_tokens)
         else:
             made.start(policy, tokenizer, sampling, path=path, device=device, logs=logs)
 
