@@ -53,7 +53,7 @@ class FakeVLLM:
         self.base = LanguageModel(copied.unload() if isinstance(copied, PeftModel) else copied)
         self.first = {name: tensor.clone() for name, tensor in self.base.model.state_dict().items()}
         self.host, self.driver = "cpu", FakeDriver(Path())
-        """UUID of the device whose memory it can open, and the driver that opens it."""
+        """The machine whose memory it can open, and the driver that opens it."""
         self.worker = self._worker()
         self.fault = fault
         self.version = "default"

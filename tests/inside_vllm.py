@@ -48,7 +48,7 @@ def worker_file() -> Any:
             "WeightTransferEngineFactory": type("Factory", (), {"register_engine": staticmethod(lambda *_: None)})
         },
         "vllm.distributed.parallel_state": {
-            "get_world_group": lambda: SimpleNamespace(world_size=1, is_last_rank=True)
+            name: lambda: SimpleNamespace(world_size=1, is_last_rank=True) for name in ("get_tp_group", "get_pp_group")
         },
         "vllm.model_executor.model_loader.reload": {
             "initialize_layerwise_reload": lambda _: None,

@@ -31,6 +31,7 @@ def test_a_checksum_changes_with_every_bit(dtype: torch.dtype, offset: int) -> N
         memory[byte] = 0
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
 def test_a_checksum_copies_nothing() -> None:
     """Of what lies together, as weights and moments do."""
     numbers = torch.ones(1024)

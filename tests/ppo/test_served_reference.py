@@ -18,7 +18,7 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.commands.dry_run import describe
 from proximo.config.engine import ServersConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.errors import ConfigError, TrainingError
+from proximo.errors import ConfigError, RunFolderError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.plan.profiling import make_plans
 from proximo.ppo import from_recipe
@@ -166,7 +166,11 @@ def test_a_run_asks_its_servers_loads_no_reference_and_resumes_with_others(
     assert not fakes[0].counts
     assert closed == [fakes[0].url, fakes[1].url, fakes[1].url]
     checkpoint = CheckpointStore(tmp_path / "run" / "checkpoints").load()
-    assert checkpoint.state["fingerprints"]["inputs"]["models"] == {}
+    assert checkpoint.state["fingerprints"]["inputs"]["models"] == {"reference": "served: base"}
+    for fake in fakes:
+        fake.root = "models/another"
+    with pytest.raises(RunFolderError, match=r"models\.reference: .*served: base.* -> .*served: another"):
+        run("ppo", more, RunOptions(quiet=True, resume="must"))
 
 
 def test_servers_are_checked_before_a_model_is_loaded(served: tuple[dict[str, Any], list[FakeVLLM]]) -> None:

@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Lock
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_driver import FakeDriver
 from fake_vllm import CUT, FakeVLLM, Fault, engine_on, fake_servers
-from inside_vllm import share_device, worker_file
+from inside_vllm import Loading, share_device, worker_file
 from proximo.errors import TrainingError
 from proximo.http_client import UnansweredError
 from proximo.models.language import LanguageModel
@@ -233,10 +234,12 @@ def test_workers_of_one_server_refuse_together_and_the_last_one_alone_says_so(
     driver: FakeDriver, tmp_path: Path
 ) -> None:
     """vLLM reads their replies in order, up to the first failure: a later one would end its next call."""
-    memory, barrier, total = DeviceMemory(CPU, 64), Barrier(2, timeout=60), torch.zeros((), dtype=torch.int64)
+    memory, barrier, lock = DeviceMemory(CPU, 64), Barrier(2, timeout=60), Lock()
+    total = torch.zeros((), dtype=torch.int64)
 
     def allreduce(each: list[Tensor]) -> Any:
-        total.add_(each[0])
+        with lock:
+            total.add_(each[0])
         barrier.wait()
         each[0].copy_(total)
         barrier.wait()
@@ -247,7 +250,7 @@ def test_workers_of_one_server_refuse_together_and_the_last_one_alone_says_so(
     def worker(rank: int) -> Any:
         code = worker_file()
         group = SimpleNamespace(allreduce=allreduce)
-        code.get_world_group = lambda: SimpleNamespace(world_size=2, is_last_rank=rank == 1, cpu_group=group)
+        code.get_tp_group = lambda: SimpleNamespace(world_size=2, is_last_rank=rank == 1, cpu_group=group)
         code.host_of, code.driver = lambda _: (HERE, ELSEWHERE)[rank], lambda: driver
         made = code.Transfer()
         made.device = CPU
@@ -264,6 +267,15 @@ def test_workers_of_one_server_refuse_together_and_the_last_one_alone_says_so(
         first, last = [pool.submit(each.update, folder) for each in workers]
         assert first.result() is None
         with pytest.raises(ValueError, match="holds other weights than were announced"):
+            last.result()
+        layers = nn.Linear(2, 2)
+        save_file({"layers.none": torch.zeros(1)}, tmp_path / "model-0.safetensors", {"tensors_of_model": "1"})
+        given = {"digest": fingerprint({"layers.none": torch.zeros(1)}), "path": str(tmp_path)}
+        for each in workers:
+            each.model, each.model_config = Loading(layers), None
+        first, last = [pool.submit(each.update, given) for each in workers]
+        assert first.result() is None
+        with pytest.raises(ValueError, match=r"no place for layers\.none"):
             last.result()
     memory.close()
 

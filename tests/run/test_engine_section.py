@@ -306,7 +306,7 @@ def test_a_server_for_shorter_responses_than_the_runs_is_refused(*, max_tokens: 
         (fake,) = opened.enter_context(fake_servers(policy()))
         config = VLLMEngineConfig(kind="vllm", addresses=(fake.url,))
         built.check_engine(config)
-        message = rf"{fake.url} \(engine\.addresses\) takes up to 128 tokens, .* have 129: .*max-model-len 129"
+        message = rf"{fake.url} \(engine\.addresses\) takes up to 128 tokens, .* asks it for 129: .*max-model-len 129"
         with nullcontext() if is_taken else pytest.raises(ConfigError, match=message):
             made(config, policy(), opened, sampling=sampling)
 

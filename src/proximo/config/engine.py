@@ -17,18 +17,18 @@ class LocalEngineConfig(Section):
 
 
 class ServersConfig(Section):
-    """vLLM servers, and how long a run waits for them."""
+    """vLLM servers, and how long a run waits for an answer."""
 
     addresses: tuple[str, ...] = ()
     """Servers that run already, such as http://localhost:8000."""
     token_env: Annotated[str, AfterValidator(token_variable)] | None = None
     """Environment variable that holds the token of the servers; null for servers without one."""
     request_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of one response, after which it is asked for again. Responses of tens of thousands of tokens
-    need more."""
+    """Wall-clock limit of one request, after which it is repeated. Responses of tens of thousands of tokens need
+    more."""
     start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server, and of the wait for one that cannot be reached. A large
-    model on a slow disk needs more."""
+    """Wall-clock limit of the start of a server by the run, and of the wait, within a run, for one that cannot be
+    reached. A large model on a slow disk needs more."""
 
     @field_validator("addresses")
     @classmethod

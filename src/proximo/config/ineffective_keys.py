@@ -28,6 +28,10 @@ def _ineffective(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
         if reason := nothing_evaluated(section, f"{prefix}{key}"):
             yield from given_keys(recipe.run, ("evaluate_every_steps",), f"{prefix}run.", reason)
         break  # evaluation uses the first data section only
+    trained = [each.model for each in recipe.placed_roles() if each.trains and each.model is not None]
+    if trained and all(model.activation_checkpointing for model in trained):
+        reason = "under activation_checkpointing no layers are compiled"
+        yield from given_keys(recipe.run, ("compile",), f"{prefix}run.", reason)
     for key, optimizer in recipe.optimizers().items():
         yield from _ineffective_in_optimizer(optimizer, f"{prefix}{key}.")
     yield from trainer_of(recipe).ineffective_keys(recipe, prefix)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -118,6 +119,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
     fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.inputs)
+    if served is not None:
+        fingerprint["models"] |= {"reference": f"served: {served.model_name}"}
     # After fingerprints were taken, which are of the weights on disk.
     frozen = [source.model for source in all_sources if isinstance(source, ModelReward)]
     _prepare_frozen(recipe, frozen, reference, beside=[m.model for m in (policy, value) if m is not None])
@@ -155,8 +158,13 @@ def _find_servers(recipe: PPORecipe, device: torch.device, started: ExitStack) -
     config, servers = recipe.devices.reference, list[VLLMServer]()
     if not config.addresses:
         return None
-    current().on_rank_0(lambda: servers.extend(find_reference(config, started)), what="the servers of the reference")
-    return ServedReferenceWorker(servers)
+
+    def find() -> str:
+        servers.extend(find_reference(config, started))
+        return Path(servers[0].model()).name
+
+    model_name = current().on_rank_0(find, what="the servers of the reference")
+    return ServedReferenceWorker(servers, model_name=model_name)
 
 
 def _check_served(served: ServedReferenceWorker | None, recipe: PPORecipe, data: Data) -> None:

@@ -98,7 +98,8 @@ def _notes_on(recipe: PPORecipe, policy: Model) -> Iterator[str]:
         yield "servers give the log-probs of the reference: their time and memory are not counted"
     if recipe.engine.kind == "vllm":
         size = sum(parameter.numel() for parameter in policy.model.parameters())
-        width = 4 if recipe.engine.dtype == "float32" or policy.precision is Precision.FLOAT32 else 2
+        dtype = recipe.engine.dtype or ("float32" if policy.precision is Precision.FLOAT32 else "bfloat16")
+        width = 4 if dtype == "float32" else 2
         yield (
             "vLLM servers sample the responses: their time and memory are not counted. Each has weights of "
             f"{size * width / 2**30:.2f} GiB and a cache of keys and values; vLLM takes nine tenths of a GPU unless "

@@ -240,11 +240,15 @@ class PPORecipe(TrainerRecipe):
 
     @model_validator(mode="after")
     def _reference_can_be_served(self) -> Self:
+        self.check_served_reference()
+        return self
+
+    def check_served_reference(self) -> None:
+        """Raises ValueError if servers have the reference, and cannot give what the run asks of it."""
         if servers := self.devices.reference.addresses:
             if problem := served_reference_problem(self.ppo):
                 raise ValueError(problem)
             check_servers(self.reference, servers, self.engine.addresses if self.engine.kind == "vllm" else ())
-        return self
 
     @model_validator(mode="after")
     def _texts_with_their_weight(self) -> Self:
@@ -386,4 +390,9 @@ class PPORecipe(TrainerRecipe):
             ppo = PPOConfig(**{**self.ppo.model_dump(), **given})
         except ConfigError as error:
             raise UserError(str(error).removeprefix(f"{PPOConfig.__name__}: ")) from error
-        return self.model_copy(update={"ppo": ppo} | ({} if engine is None else {"engine": engine_named(engine)}))
+        changed = self.model_copy(update={"ppo": ppo} | ({} if engine is None else {"engine": engine_named(engine)}))
+        try:
+            changed.check_served_reference()
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        return changed

@@ -80,8 +80,7 @@ class PPOTrainer:
     Args:
         policy: the model to train, in place.
         tokenizer: the policy's tokenizer.
-        reference: the reference of the KL, or a `ServedReferenceWorker` for one on vLLM servers. None makes a copy of
-            the policy, or uses its base under LoRA.
+        reference: the reference of the KL. None makes a copy of the policy, or uses its base under LoRA.
         value: the critic. None starts one from a copy of the policy's backbone with a new head; "trunk" puts the head
             on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing.py).
         reward: source or function that scores in `train`; `step` takes scores. `NoReward()` learns from `reference`.

@@ -206,9 +206,13 @@ class ServedReferenceWorker:
 
     role: ClassVar[str] = "reference"
 
-    def __init__(self, servers: Sequence[VLLMServer]) -> None:
-        """`servers`: all of one model, with the policy's token ids; on other ranks than 0 none. `close` closes them."""
+    def __init__(self, servers: Sequence[VLLMServer], *, model_name: str = "") -> None:
+        """`servers`: all of one model, with the policy's token ids; on other ranks than 0 none. `close` closes them.
+
+        `model_name`: last part of the name under which they were started, which a resumed run compares.
+        """
         self.servers = tuple(servers)
+        self.model_name = model_name
 
     def logprobs(self, responses: Sequence[Response]) -> ReferencePass:
         """[T] log-probs of the reference at temperature 1. Rank 0 asks for them, and every rank gets them.

@@ -91,7 +91,7 @@ class Transfer:
     def close(self) -> None:
         """Remove the files, and free the memory, as far as the device still works and no server may read it."""
         self.files.close()
-        if any(not server.has_ended() for server in self._readers):  # it is freed with the process
+        if any(not server.has_ended() for server in tuple(self._readers)):  # it is freed with the process
             return
         self._by_memory.clear()
         with suppress(OSError, RuntimeError):

@@ -29,6 +29,7 @@ from proximo.rollout.ranks_engine import FirstRankEngine
 from proximo.rollout.stopping import ending_ids
 from proximo.rollout.vllm.engine import VLLMEngine, VLLMOptions
 from proximo.rollout.vllm.process import DEVICES, ServerProcess, ServerSpec, divided_devices, interpreter
+from proximo.rollout.vllm.requests import NEVER_PUSHED
 from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.run.preflight import read_secret
 
@@ -214,6 +215,11 @@ def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer
         _check_answers(server)
         with _refusing(server):
             models[server.model()] = address
+            if (version := server.weight_version()) != NEVER_PUSHED:
+                raise ConfigError(
+                    f"the vLLM server {server.url} (devices.reference.addresses) was given other weights, {version}, "
+                    "than it started with: start it again, and let no run push to it"
+                )
     if len(models) > 1:
         given = ", ".join(f"{model} at {address}" for model, address in models.items())
         raise ConfigError(f"devices.reference.addresses: all servers must have one model, they have {given}")
@@ -250,13 +256,13 @@ def _refusing(server: VLLMServer) -> Generator[None]:
 
 
 def check_length(server: VLLMServer, max_tokens: int) -> None:
-    """Raises ConfigError if a server takes fewer tokens than the longest prompt and its response have."""
+    """Raises ConfigError if a server takes fewer tokens than the run may ask it for."""
     with _refusing(server):
         longest = server.max_model_len()
     if longest is not None and longest < max_tokens:
         raise ConfigError(
             f"the vLLM server {server.url} ({server.limits.section}.addresses) takes up to {longest} tokens, but the "
-            f"longest prompt and its response have {max_tokens}: start it with `-- --max-model-len {max_tokens}`, or "
+            f"run asks it for {max_tokens}: start it with `-- --max-model-len {max_tokens}`, or "
             "lower ppo.rollout.max_new_tokens or data.max_prompt_tokens"
         )
 

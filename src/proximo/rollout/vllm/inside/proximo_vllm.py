@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load
-from vllm.distributed.parallel_state import get_world_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -69,17 +69,18 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
 
     def init_transfer_engine(self, init_info: TransferInit) -> None:
         """Open the trainer's memory, if it says where. Raises ValueError if it cannot be opened here."""
-        self.shutdown()
         if init_info.host is None:
+            self.shutdown()
             return
         problem = None
         try:
+            self.shutdown()
             if (own := host_of(self.device)) == init_info.host:
                 handle = base64.b64decode(init_info.handle)
                 self._memory, self._close = opened(handle, init_info.size, self.device)
             else:
                 problem = f"the trainer's memory is that of a GPU on host {init_info.host}, the server is on {own}"
-        except OSError as error:
+        except Exception as error:  # of any kind: the other workers wait for this one
             problem = f"the trainer's memory cannot be opened: {error}"
         if not all_agree(problem):
             self.shutdown()
@@ -110,14 +111,18 @@ class Transfer(WeightTransferEngine[TransferInit, TransferUpdate]):
             return
         # On a CPU matrices are packed for its products: layers are opened, filled, and packed again. An open layer
         # cannot sample, so none stays open, also where the tensors do not fit the model.
+        loaded = None
         initialize_layerwise_reload(self.model)
         try:
             loaded = self._fill(tensors, changes)
+        except ValueError as error:
+            problem = str(error)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._pack_heads()
         if len(tensors) == num_of_model and loaded is not None and (missing := self._plain_parameters() - loaded):
-            raise ValueError(f"the trainer's model has no {min(missing)}, which the server's has")
+            problem = f"the trainer's model has no {min(missing)}, which the server's has"
+        all_agree(problem)
 
     def _in_memory(self, layout: Sequence[tuple[str, str, list[int], int]]) -> dict[str, torch.Tensor]:
         """The tensors in the trainer's memory, which must be open."""
@@ -229,10 +234,11 @@ def all_agree(problem: str | None) -> bool:
     Raises ValueError in the last worker if one has: vLLM reads the workers' replies in their order, ends at the first
     that failed, and takes what is left for the replies to its next call.
     """
-    group, failed = get_world_group(), torch.tensor(int(problem is not None))
-    if group.world_size > 1:
-        group.cpu_group.allreduce([failed]).wait()
-    if failed and group.is_last_rank:
+    groups, failed = (get_tp_group(), get_pp_group()), torch.tensor(int(problem is not None))
+    for group in groups:
+        if group.world_size > 1:
+            group.cpu_group.allreduce([failed]).wait()
+    if failed and all(group.is_last_rank for group in groups):
         raise ValueError(problem or "another worker of this server could not load the weights")
     return not failed
 
