@@ -163,6 +163,8 @@ def test_a_run_asks_its_servers_loads_no_reference_and_resumes_with_others(
     more = changed(recipe, {"ppo.num_steps": 3, "devices.reference.addresses": [fakes[1].url + "/"]})
     fakes[0].counts.clear()
     assert run("ppo", more, RunOptions(quiet=True, resume="must")) == 0
+    said = "the servers of the reference have base; of language_model (reference.path) only the vocabulary is read"
+    assert said in (tmp_path / "run" / "log.txt").read_text()
     assert not fakes[0].counts
     assert closed == [fakes[0].url, fakes[1].url, fakes[1].url]
     checkpoint = CheckpointStore(tmp_path / "run" / "checkpoints").load()

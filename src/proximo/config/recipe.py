@@ -171,7 +171,8 @@ def check_servers(reference: ModelConfig | None, servers: Sequence[str], of_poli
             "devices.reference.addresses names servers of another model than the policy: set reference.path to that "
             "model, whose vocabulary is compared, or remove the addresses"
         )
-    if both := {each.rstrip("/") for each in servers} & {each.rstrip("/") for each in of_policy}:
+    sides = [{each.rstrip("/").replace("//localhost", "//127.0.0.1") for each in side} for side in (servers, of_policy)]
+    if both := set.intersection(*sides):
         raise ValueError(
             f"{both.pop()} is in devices.reference.addresses and engine.addresses, whose servers get the policy's "
             "weights: give each its own"

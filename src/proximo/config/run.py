@@ -35,7 +35,7 @@ class RunConfig(Section):
     """Under bf16, the operands of the output layer: `auto` rounds them to bf16, with float32 sums and results;
     `float32` does not round, at several times the cost on a GPU; for close looks at log-probs. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"
-    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for debugging.
+    """Run all passes but sampling through torch.compile with this backend; `aot_eager` is for debugging.
     docs/memory.md."""
     deterministic: bool = True
     """On CUDA: kernels that give the same bits in every run, attention's backward pass included; an operator that has

@@ -106,8 +106,8 @@ class Backbone:
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
         self.layers = layers
         self._cache_argument = cache_argument(type(layers))
-        self.training_layers: Any = layers
-        """The layers of passes with gradients: `layers` itself, or a compiled view of it."""
+        self.packed_layers: Any = layers
+        """The layers of passes without a cache: `layers` itself, or a compiled view of it."""
         self.precision = precision
         self._is_half = precision.is_half
         self._products = Products(layers)
@@ -173,8 +173,8 @@ class Backbone:
 
     @property
     def is_compiled(self) -> bool:
-        """True where passes with gradients run through torch.compile."""
-        return self.training_layers is not self.layers
+        """True where passes without a cache run through torch.compile."""
+        return self.packed_layers is not self.layers
 
     @property
     def matrices(self) -> list[nn.Parameter]:
@@ -193,10 +193,12 @@ class Backbone:
                 cast_weight(weight, torch.bfloat16)
 
     def compile(self, backend: str) -> None:
-        """Run passes with gradients through torch.compile. Sampling and other passes are not compiled."""
+        """Run passes without a cache through torch.compile, with gradients and without, so that old log-probs round as
+        the update does. Neither sampling nor checkpointed layers are compiled."""
         from proximo.models.attention.compiled import compile_layers
 
-        self.training_layers = compile_layers(self.layers, backend)
+        if not any(getattr(module, "gradient_checkpointing", False) for module in self.layers.modules()):
+            self.packed_layers = compile_layers(self.layers, backend)
 
     def packed(
         self,
@@ -218,7 +220,7 @@ class Backbone:
                 f"most {self.position_limit} positions"
             )
         layout = layout or PackedLayout(packed.lengths, self.path.attention, prefixes=packed.prefixes)
-        fused = self._fused_layers()
+        fused = None if self.is_compiled and cache is None else self._fused_layers()
         if fused is not None:
             return fused.run(packed, layout, rows=rows, cache=cache)
         notes = self._loads is not None and torch.is_grad_enabled()
@@ -288,9 +290,9 @@ class Backbone:
         return hidden.flatten(0, 1)
 
     def _fused_layers(self) -> PackedLayers | None:
-        """The fused layers; None if this device, precision or model has none, or for a pass that runs compiled."""
+        """The fused layers; None if this device, precision or model has none."""
         make = self.path.layers
-        return None if make is None or (self.is_compiled and torch.is_grad_enabled()) else make(self.layers)
+        return None if make is None else make(self.layers)
 
     def run(
         self,
@@ -313,7 +315,7 @@ class Backbone:
         routers: bool = False,
     ) -> Any:
         """The output of the layers, as transformers names it. `routers`: with the logits of routers."""
-        layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
+        layers = self.packed_layers if cache is None else self.layers
         compute = None
         if self._is_half:
             compute = Compute(torch.bfloat16, self._products, is_compiled=layers is not self.layers)

@@ -98,7 +98,7 @@ class PackedModel:
         checkpoint_activations(self.base)
 
     def compile(self, backend: str) -> None:
-        """Run passes with gradients through torch.compile. Weights keep their names."""
+        """Run all passes but sampling through torch.compile. Weights keep their names."""
         self.backbone.compile(backend)
 
 

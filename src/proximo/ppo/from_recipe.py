@@ -148,7 +148,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         samples_per_step=recipe.run.samples_per_step,
         difficulty=data.difficulty,
         inputs_fingerprint=fingerprint,
-        notes=(*data.notes, *cache.notes, *_sharing_note(trainer, sources)),
+        notes=(*data.notes, *cache.notes, *_sharing_note(trainer, sources), *_served_note(served, recipe)),
     )
 
 
@@ -273,6 +273,15 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig) and source.share_base:
             check_scalar_adapter(base, adapter_or_folder(source.path, source.revision), role="reward")
+
+
+def _served_note(served: ServedReferenceWorker | None, recipe: PPORecipe) -> list[str]:
+    """A note that says which model the servers of the reference have, if there are any."""
+    if served is None or recipe.reference is None:
+        return []
+    named = Path(str(recipe.reference.path)).name
+    other = "" if named == served.model_name else f"; of {named} (reference.path) only the vocabulary is read"
+    return [f"the servers of the reference have {served.model_name}{other}"]
 
 
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:

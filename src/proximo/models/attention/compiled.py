@@ -7,7 +7,6 @@ Legend: B rows of the batch, T tokens, H query heads, H_kv key heads, K head wid
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,8 +27,6 @@ from proximo.models.precision.compute import to_compute_type
 
 _ORDINARY = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 """How torch dispatches outside an operator. Inside, no graph is recorded."""
-_RUNNING = SimpleNamespace(are_checkpointed=False)
-"""The layers that run now. torch compiles anew for another value."""
 _LAYOUTS: "WeakValueDictionary[int, AttentionLayout]" = WeakValueDictionary()
 """By their ids, the layouts of the passes whose backward pass is to come."""
 
@@ -40,7 +37,6 @@ def compile_layers(layers: PreTrainedModel, backend: str) -> Callable[..., Any]:
     compiled = torch.compile(layers, backend=backend, dynamic=True)
 
     def run(**given: Any) -> Any:
-        _RUNNING.are_checkpointed = any(getattr(each, "gradient_checkpointing", False) for each in layers.modules())
         output = compiled(**given)
         output.last_hidden_state = _Holding.apply(output.last_hidden_state, current_layout())
         return output
@@ -53,12 +49,11 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """`layout_attention`, and one operator for torch.compile.
 
-    Layers with dropout in attention are compiled in pieces, because the backward pass would draw anew. Checkpointed
-    ones are not compiled: they attend again where the layout of the pass is gone.
+    Layers with dropout in attention are compiled in pieces, because the backward pass would draw anew.
     """
     if not torch.compiler.is_compiling():
         return layout_attention(module, query, key, value, attention_mask, **arguments)
-    if arguments.get("dropout") or _RUNNING.are_checkpointed:
+    if arguments.get("dropout"):
         return _not_compiled(module, query, key, value, attention_mask, **arguments)
     check_arguments(module, attention_mask, arguments)
     options = (arguments.get(name) for name in ("scaling", "sliding_window", "softcap"))
