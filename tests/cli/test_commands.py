@@ -121,7 +121,10 @@ def test_every_shipped_recipe_says_its_command_and_passes_a_dry_run(recipe, fold
     assert main([recipe.command, recipe.name, "--dry-run"]) == 0
     said = capsys.readouterr()
     assert "whole run" in said.out
-    assert said.err == ""
+    as_theirs = recipe.name == "torchtune-ppo"  # compiles and checkpoints, as torchtune's recipe does
+    assert said.err == (
+        "note: run.compile has no effect: under activation_checkpointing no layers are compiled\n" * as_theirs
+    )
     assert list(folder.iterdir()) == []
 
 

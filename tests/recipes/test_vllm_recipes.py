@@ -58,8 +58,9 @@ def test_the_plan_is_that_of_the_learner_and_says_what_a_server_takes(recipe: st
     size = (2 - shape["tie_word_embeddings"]) * shape["vocab_size"] * width + of_layer + width
     assert parts["policy weights"] == pytest.approx(4 * size / num_ranks, rel=1e-3)
     assert parts["policy optimizer"] == pytest.approx(8 * size / num_ranks, rel=1e-3)
-    (note,) = plan.notes
-    assert f"Each has weights of {2 * size / 2**30:.2f} GiB and a cache" in note
+    servers, push = plan.notes
+    assert f"Each has weights of {2 * size / 2**30:.2f} GiB and a cache" in servers
+    assert f"it keeps {2 * size / 2**30:.2f} GiB of the learner's" in push
 
 
 @pytest.mark.parametrize("recipe", SHAPES)

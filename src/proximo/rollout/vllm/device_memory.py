@@ -32,7 +32,7 @@ class DeviceMemory:
     def __init__(self, device: torch.device, size: int) -> None:
         """`size`: in bytes. Raises OSError if there is no driver, no room, or no way to share memory."""
         self.device, self.size = device, size
-        self._host = BOOT.read_text().strip()
+        self._host = BOOT.read_text(encoding="ascii").strip()
         self._driver = driver()
         self._address = ctypes.c_uint64()
         handle = (ctypes.c_char * _HANDLE_BYTES)()

@@ -251,7 +251,7 @@ class _Handle(ctypes.Structure):
 
 def host_of(device: torch.device) -> str:
     """The machine of a worker's GPU, until it boots again; of a worker without one its device."""
-    return BOOT.read_text().strip() if device.type == "cuda" else device.type
+    return BOOT.read_text(encoding="ascii").strip() if device.type == "cuda" else device.type
 
 
 def opened(handle: bytes, size: int, device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
