@@ -129,7 +129,8 @@ def test_limits_and_ends_are_ours(served: tuple[LanguageModel, VLLMEngine]) -> N
         return engine.generate(PROMPTS, num_samples=4, options=SamplingOptions(**options), key=KEY)
 
     plain = draw(max_new_tokens=30)
-    assert len({each.token_ids for each in plain}) == len(plain), "each response has a seed of its own"
+    long = [each.token_ids for each in plain if len(each.token_ids) > 5]  # some end at once
+    assert len(set(long)) == len(long) > 4, "each response has a seed of its own"
     assert [each.token_ids for each in draw(max_new_tokens=30)] == [each.token_ids for each in plain]
     for each in plain:
         assert each.finish is (Finish.EOS if each.token_ids[-1] == 2 else Finish.LENGTH)
