@@ -181,5 +181,6 @@ def test_the_commands_of_a_page_copy_a_preset_and_pass_a_dry_run(page: Path, tmp
         assert words[0] == "proximo"
         assert "--dry-run" in words or words[1] == "recipes"
         assert main(words[1:]) == 0, words
-    notes = set(capsys.readouterr().err.splitlines())
-    assert notes <= {"note: run.compile has no effect: under activation_checkpointing no layers are compiled"}
+    # torchtune's own recipe compiles and checkpoints.
+    note = "note: run.compile has no effect: under activation_checkpointing no layers are compiled"
+    assert set(capsys.readouterr().err.splitlines()) == ({note} if page.stem == "torchtune" else set())

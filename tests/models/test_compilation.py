@@ -94,7 +94,10 @@ def test_a_soft_cap_windows_and_sinks_are_compiled_too(architecture: str) -> Non
     counted, attended = counting()
     model.compile(counted)
     found = gradients(model, packed)
-    assert sum(attended) >= 2, "torch 2.11 cuts layers at their experts"
+    if architecture == "gpt_oss":  # torch 2.11 cuts layers at their experts
+        assert sum(attended) >= 2
+    else:
+        assert set(attended) == {2}
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6, msg=name)

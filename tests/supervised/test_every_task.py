@@ -29,7 +29,9 @@ MADE: dict[str, Callable[[int], Any]] = {
     "prm": lambda budget: prm_task(torch.float64, tokens_per_microbatch=budget),
     "dpo": lambda budget: dpo_task(*two_models(), tokens_per_microbatch=budget),
     "ipo": lambda budget: dpo_task(*two_models(), tokens_per_microbatch=budget, loss="ipo"),
-    "kto": lambda budget: kto_task(*far_models(), tokens_per_microbatch=budget, desirable_weight=1.5),
+    "kto": lambda budget: kto_task(
+        *far_models(), tokens_per_microbatch=budget, desirable_weight=1.5, undesirable_weight=0.7
+    ),
 }
 WITH_REFERENCE = {"dpo": dpo_task, "kto": kto_task}
 
