@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from proximo.algorithms import kl, objectives
-from proximo.algorithms.advantages import gae
+from proximo.algorithms.advantages import gae, shape_rewards
 from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import standardise, value_positions
-from proximo.algorithms.shaping import shape_rewards
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses, plan_batches
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model

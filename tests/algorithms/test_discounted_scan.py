@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fake_cuda import CUDA, fake_cuda
 from proximo.algorithms import advantages
-from proximo.algorithms.advantages import gae, returns_to_go, scan_back
+from proximo.algorithms.advantages import gae, returns_to_go
+from proximo.algorithms.discounted_scan import scan_back
 from proximo.algorithms.group_baselines import group_returns_to_go
 
 LENGTHS = (5, 64, 1, 17, 0, 33, 9)

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import gae, returns_to_go
+from proximo.algorithms.advantages import gae, prefix_deltas, returns_to_go, shape_rewards
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
 from proximo.algorithms.losses import clipped_value_loss
 from proximo.algorithms.masking import broadcast_to_tokens, segment_sum, sum_per_token, value_positions
 from proximo.algorithms.objectives import TokenLosses, cispo, gspo, ppo, sapo
-from proximo.algorithms.shaping import prefix_deltas, shape_rewards
 
 EOS, NUM_TOKENS, MAX_TOKENS = 2, 3, 3
 BETA = 0.7

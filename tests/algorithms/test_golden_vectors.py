@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import advantages
-from proximo.algorithms.advantages import gae
+from proximo.algorithms.advantages import NOTHING_SEEN, clip_scores, gae, prefix_deltas, shape_rewards
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights
 from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.group_baselines import group_standardised
@@ -22,8 +22,11 @@ from proximo.algorithms.losses import (
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, segment_sum, standardise
 from proximo.algorithms.objectives import gspo, ppo, sapo, sequence_ratios
 from proximo.algorithms.preferences import TokenScores, bradley_terry, divergence_window
-from proximo.algorithms.shaping import clip_scores, fixed_penalties, prefix_deltas, shape_rewards
 from proximo.algorithms.value_scale import ReturnMoments, cumulative_moments, exponential_moments
+from proximo.config.ppo.options import PPOConfig
+from proximo.ppo.experience import count_responses, shape_scores
+from proximo.records import Finish, Scored
+from records_made import response
 
 
 @pytest.fixture(autouse=True, params=["as on a CPU", "as on an accelerator"])
@@ -163,11 +166,17 @@ class TestTorchtune:
     def test_penalties(self):
         """Rows [5, 6, 2], [5, 2, 7], [5, 6, 7], [2, 3, 4], cut behind the stop token 2. The original's masks say
         otherwise of the third and of the second row: it looks one place too far."""
-        lengths, terminated = torch.tensor([3, 2, 3, 1]), torch.tensor([True, True, False, True])
-        missing = fixed_penalties(lengths, terminated, missing_eos=1, min_tokens=0, too_short=0)
-        assert missing.tolist() == [0, 0, 1, 0]
-        short = fixed_penalties(lengths, terminated, missing_eos=0, min_tokens=2, too_short=1)
-        assert short.tolist() == [0, 0, 0, 1]
+        lengths = (3, 2, 3, 1)
+        ends = [Finish.EOS if ended else Finish.LENGTH for ended in (True, True, False, True)]
+        answers = [response([5] * n, finish=end) for n, end in zip(lengths, ends, strict=True)]
+        rows = [Scored(response=answer, score=0.0) for answer in answers]
+        for score, wanted in (
+            ({"missing_eos_penalty": 1}, [0, 0, 1, 0]),
+            ({"min_tokens": 2, "min_tokens_penalty": 1}, [0, 0, 0, 1]),
+        ):
+            config = PPOConfig(score=score)
+            found = shape_scores(rows, count_responses(rows, config), config=config, moments=NOTHING_SEEN)
+            assert (-found.values).tolist() == wanted
 
     def test_gae(self):
         advantages, returns = self.gae()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import gae, returns_to_go
+from proximo.algorithms.advantages import gae, returns_to_go, shape_rewards
 from proximo.algorithms.group_baselines import group_centred, group_standardised, leave_one_out, pass_at_k
 from proximo.algorithms.kl import k1, k2, weighted_k3
 from proximo.algorithms.losses import (
@@ -32,7 +32,6 @@ from proximo.algorithms.masking import (
 )
 from proximo.algorithms.objectives import cispo, gspo, ppo, sapo
 from proximo.algorithms.preferences import bradley_terry
-from proximo.algorithms.shaping import shape_rewards
 
 N = 24
 X, OLD, OTHER = 0.5 * torch.randn(3, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

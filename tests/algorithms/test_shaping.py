@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.shaping import (
+from proximo.algorithms.advantages import (
     NOTHING_SEEN,
     RunningMoments,
     clip_scores,
-    common_score,
     overlong_penalty,
-    scale_by_moments,
     shape_rewards,
     update_moments,
 )
@@ -83,11 +81,7 @@ def test_moments_of_parts_are_those_of_the_whole_far_from_zero_too(offset):
 
 @pytest.mark.parametrize("seen", [[], [3.0], [0.1] * 7, [1 / 3] * 100, [-5.0, -5.0], [0.0, 0.0]])
 def test_scores_without_a_spread_are_not_divided(seen):
-    moments = after(seen, seen[:1])
-    assert moments.deviation is None
-    scores = numbers(2.0, -1.0)
-    assert scale_by_moments(scores, moments, subtract_mean=False).equal(scores)
-    torch.testing.assert_close(scale_by_moments(scores, moments, subtract_mean=True), scores - moments.mean)
+    assert after(seen, seen[:1]).deviation is None
 
 
 def test_moments_are_float64_survive_json_and_take_no_score_that_is_no_number():
@@ -104,10 +98,3 @@ def test_the_overlong_penalty_is_a_line_over_the_buffer():
     lengths = torch.tensor([1, 16384, 17408, 18432, 20479, 20480, 30000])
     found = overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096, penalty=2.0)
     assert found.tolist() == [0, 0, 0.5, 1.0, 2 * 4095 / 4096, 2, 2]
-
-
-def test_scores_have_one_in_common_or_none():
-    assert common_score([0.5, 0.5]) == 0.5
-    assert common_score([0.5, 0.25]) is None
-    assert common_score([NAN, NAN]) is None
-    assert common_score([]) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoint_faults import FaultyDisk, is_whole, save
 
-from proximo.algorithms.shaping import RunningMoments
+from proximo.algorithms.advantages import RunningMoments
 from proximo.checkpoint.reading import FORMAT, DamagedError, as_record, read_manifest
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError

@@ -142,11 +142,11 @@ BATCH = torch.tensor([[7, 8], [9, 10]])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda made: made.generate(BATCH), "one tensor of shape \\(2, 2\\).*list of one-dimensional"),
-        (lambda made: made.generate([BATCH]), "its token ids or a Prompt, got Tensor"),
-        (lambda made: made.generate([[]]), "its token ids or a Prompt, got list"),
-        (lambda made: made.generate([torch.tensor([0.5])]), "its token ids or a Prompt"),
-        (lambda made: made.generate([[99]]), "a prompt has the token id 99, but the policy has 64"),
+        (lambda made: made.generate(BATCH), "got one tensor, which would hold padding"),
+        (lambda made: made.generate([BATCH]), "prompt 0 must be a text, a Prompt or its token ids .*got tensor"),
+        (lambda made: made.generate([[]]), "its token ids .*, got none"),
+        (lambda made: made.generate([torch.tensor([0.5])]), "its token ids"),
+        (lambda made: made.generate([[99]]), "it has the token id 99, but the policy has 64"),
         (lambda made: made.step([[7]], [BATCH], [1.0]), "a Response or a list of token ids"),
         (lambda made: made.step([[7]], [[8]], [torch.tensor([1.0, 2.0])]), "a score is one number"),
         (lambda made: made.step([[7]], [[8]], ["1"]), "a score is one number"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo_trainers import LARGE, ppo_trainer
-from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.advantages import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.step import experience_of
 from proximo.ppo.train_state import TrainState

@@ -81,7 +81,7 @@ def test_scores_that_do_not_fit_the_responses_are_refused() -> None:
     made = trainer()
     with pytest.raises(ValueError, match="cannot be shared out among 4 prompts"):
         made.step(PROMPTS, [[5]] * 6, [0.0] * 6)
-    with pytest.raises(DataError, match="got 3 for 4 responses"):
+    with pytest.raises(DataError, match="one for each of 4 responses"):
         made.step(PROMPTS, [[5]] * 4, [0.0] * 3)
 
 

@@ -157,7 +157,7 @@ def test_with_a_greedy_baseline_the_policy_is_rewarded_with_the_difference_to_it
 def test_scores_that_are_brought_have_no_greedy_answer_beside_them() -> None:
     config = PPOConfig(prompts_per_step=2, rollout={"max_new_tokens": 4}, advantage="greedy_baseline")
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    with pytest.raises(ValueError, match="greedy_baseline needs the score of each prompt's greedy answer"):
+    with pytest.raises(ValueError, match="the score of each prompt's greedy answer is subtracted"):
         made.step(ANSWERED, made.generate(ANSWERED), [1.0, 2.0])
 
 

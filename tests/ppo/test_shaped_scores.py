@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.advantages import ReturnSpread
-from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments
+from proximo.algorithms.advantages import NOTHING_SEEN, ReturnSpread, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, count_responses, shape_scores

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proximo.algorithms.advantages import ReturnSpread
+from proximo.algorithms.advantages import NOTHING_SEEN, ReturnSpread
 from proximo.algorithms.losses import policy_statistics
-from proximo.algorithms.shaping import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
 from proximo.metrics.catalogue import Recorder
 from proximo.metrics.values import MetricValue

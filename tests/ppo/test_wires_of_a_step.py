@@ -12,8 +12,7 @@ import torch
 from builders import tiny_language_model
 from ppo.test_wires_of_losses import batch
 from ppo_trainers import ppo_trainer
-from proximo.algorithms.advantages import return_spread
-from proximo.algorithms.shaping import RunningMoments
+from proximo.algorithms.advantages import RunningMoments, return_spread
 from proximo.config.ppo.losses import ValueLossConfig
 from proximo.config.ppo.rewards import AdaptiveKLConfig
 from proximo.errors import TrainingError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.shaping import RunningMoments
+from proximo.algorithms.advantages import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.step import experience_of
 from proximo.ppo.train_state import TrainState

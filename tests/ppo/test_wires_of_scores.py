@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.algorithms.shaping import RunningMoments
+from proximo.algorithms.advantages import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.ppo.experience import count_responses, shape_scores
 from proximo.records import Finish, Scored, ScoreState

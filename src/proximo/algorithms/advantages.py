@@ -1,13 +1,11 @@
-"""How much better than expected each token was: GAE with a value model, and returns to go without one.
+"""From the scores of responses to the advantages of their tokens: rewards, GAE with a value model, returns to go.
 
-Baselines of groups: group_baselines.py. Nothing here standardises over the batch (`masking.standardise` does), and
-nothing carries a gradient: advantages and returns are constants to the losses.
-
-On accelerators the discounted sums are a scan: log2(longest) rounds of a few operators, without a loop over time and
-without a wait of the host. Each round joins tokens at twice the distance of the round before. So sums are added as a
-tree, and the last bits differ from those of a loop. They do not depend on the other responses.
+Shapes: T tokens of R responses, flat; `lengths` gives the tokens of each response. Baselines of groups:
+group_baselines.py. Nothing here standardises over the batch (`masking.standardise` does), and nothing carries a
+gradient: advantages and returns are constants to the losses.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from proximo.algorithms.discounted_scan import advantages_by_scan, returns_by_scan
 from proximo.algorithms.masking import (
     broadcast_to_tokens,
     final_value_positions,
@@ -24,7 +23,146 @@ from proximo.algorithms.masking import (
     token_positions,
     value_positions,
 )
-from proximo.algorithms.shaping import RunningMoments, update_moments
+
+LEAST_SPREAD = 1e-6
+"""A standard deviation below this fraction of the mean is rounding of float32 scores, not a spread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningMoments:
+    """Count, mean and spread of all scores so far, in float64 as plain numbers, so that JSON keeps every bit."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    @property
+    def deviation(self) -> float | None:
+        """The unbiased standard deviation, dividing by count - 1; None if the scores have no spread.
+
+        Fewer than two scores, or equal scores, have none. Dividing by their rounding error would give huge numbers.
+        """
+        if self.count < 2:
+            return None
+        deviation = math.sqrt(self.squares / (self.count - 1))
+        return deviation if deviation > LEAST_SPREAD * abs(self.mean) else None
+
+
+NOTHING_SEEN = RunningMoments()
+"""The moments before the first step."""
+
+
+def update_moments(moments: RunningMoments, scores: Float[Tensor, "responses"]) -> RunningMoments:
+    """The moments with `scores` [R] added (Chan, Golub and LeVeque 1979).
+
+    Computed in float64. Scores that are not finite are left out: one of them would spoil all later moments.
+    """
+    new = scores.double()
+    new = new[new.isfinite()]
+    if len(new) == 0:
+        return moments
+    new_mean = new.mean().item()
+    new_squares = (new - new_mean).square().sum().item()
+    count = moments.count + len(new)
+    shift = new_mean - moments.mean
+    return RunningMoments(
+        count=count,
+        mean=moments.mean + shift * len(new) / count,
+        squares=moments.squares + new_squares + shift * shift * moments.count * len(new) / count,
+    )
+
+
+def overlong_penalty(
+    lengths: Int[Tensor, "responses"], *, max_tokens: int, buffer_tokens: int, penalty: float
+) -> Float[Tensor, "responses"]:
+    """[R] float64: penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+
+    0 up to max_tokens - buffer_tokens, then a line that reaches `penalty` at max_tokens. `lengths` [R] counts tokens.
+    Source: arXiv:2503.14476, eq. 13.
+    """
+    over = (lengths.double() - (max_tokens - buffer_tokens)) / buffer_tokens
+    return penalty * over.clamp(0, 1)
+
+
+def clip_scores(scores: Float[Tensor, "*shape"], limit: float | None) -> Float[Tensor, "*shape"]:
+    """Scores cut to [-limit, limit], unchanged for None; shape kept. NaN stays NaN."""
+    return scores if limit is None else scores.clamp(-limit, limit)
+
+
+def clip_with_parts(
+    values: Float[Tensor, "responses"],
+    token_rewards: Float[Tensor, "tokens"],
+    prefix_scores: Float[Tensor, "states"],
+    lengths: Sequence[int],
+    *,
+    limit: float | None,
+) -> tuple[Float[Tensor, "responses"], Float[Tensor, "tokens"]]:
+    """[R] clipped scores, and [T] the parts of the tokens.
+
+    The number of each token is clipped separately, and so is the remainder of the score: a limit for single tokens
+    does not bound their sum.
+
+    Args:
+        values: [R] one per response, its tokens' part included.
+        token_rewards: [T]; zeros where a source gave none.
+        prefix_scores: [T + R], as in `prefix_deltas`; zeros where a source gave none.
+        lengths: [R] tokens of each response.
+        limit: each number is cut to [-limit, limit]; None cuts none.
+    """
+    rest = values - segment_sum(token_rewards, lengths) - prefix_scores[final_value_positions(lengths)]
+    earned = clip_scores(token_rewards, limit) + prefix_deltas(clip_scores(prefix_scores, limit), lengths)
+    return clip_scores(rest, limit) + segment_sum(earned, lengths), earned
+
+
+def prefix_deltas(prefix_scores: Float[Tensor, "states"], lengths: Sequence[int]) -> Float[Tensor, "tokens"]:
+    """r_t = s_t - s_(t-1), the change of each token to the score of the prompt with the response so far.
+
+    Args:
+        prefix_scores: [T + R] s_0, the score of the prompt alone, and s_t after each token, response by response.
+        lengths: [R] tokens of each response.
+
+    Returns:
+        [T], summing over a response to s_n - s_0. This is shaping by a potential (Ng, Harada and Russell 1999): with
+        gamma = 1 the expected policy gradient is that of s_n alone, since s_0 does not depend on the response.
+    """
+    before = value_positions(lengths, device=prefix_scores.device)
+    return prefix_scores[before + 1] - prefix_scores[before]
+
+
+def shape_rewards(
+    kl_per_token: Float[Tensor, "tokens"],
+    scores: Float[Tensor, "responses"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    kl_coefficient: float,
+    token_rewards: Float[Tensor, "tokens"] | None = None,
+) -> Float[Tensor, "tokens"]:
+    """r_t = -kl_coefficient * kl_t, plus the score, once, at the last token that the policy wrote (arXiv:1909.08593).
+
+    With `token_rewards` each token gets its own part of the score, and the last token the remainder. Without KL the
+    rewards of a response sum to its score in both cases.
+
+    Args:
+        kl_per_token: [T] nats, any of `proximo.algorithms.kl`; zeros in a run without KL.
+        scores: [R] one per response; unread where a response has no token in the mask.
+        mask: [T] bool, True where the policy wrote the token; rewards are 0 elsewhere.
+        lengths: [R] tokens of each response.
+        kl_coefficient: reward lost per nat.
+        token_rewards: [T] or None; unread outside the mask.
+
+    Returns:
+        [T] in the dtype of `kl_per_token`. If a tool wrote the last tokens of a response, its score is before them, at
+        the policy's last action.
+    """
+    ends = _last_in_mask(mask, lengths)
+    penalty = torch.where(mask, kl_per_token, 0) * kl_coefficient
+    if token_rewards is None:
+        return torch.where(ends, broadcast_to_tokens(scores, lengths).to(penalty.dtype), 0) - penalty
+    earned = torch.where(mask, token_rewards, 0).double()
+    left = scores - segment_sum(earned, lengths)
+    return (earned + torch.where(ends, broadcast_to_tokens(left, lengths), 0)).to(penalty.dtype) - penalty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,70 +378,19 @@ def return_spread(
     return ReturnSpread(deviation=deviation, seen=seen, is_flat=is_flat)
 
 
-def goes_by_scan(x: Tensor) -> bool:
-    """True on accelerators. On a CPU the loop over time is equally fast, and keeps the bits of its sums."""
-    return x.device.type != "cpu"
-
-
-def scan_back(
-    x: Float[Tensor, "tokens"], decay: Float[Tensor, "tokens"], lengths: Sequence[int]
-) -> Float[Tensor, "tokens"]:
-    """[T] y_t = x_t + decay_t * y_{t+1} within each response; x and decay [T]."""
-    owners, shift = segment_ids(lengths, device=x.device), 1
-    while shift < max(lengths, default=0):
-        same = owners[shift:] == owners[:-shift]
-        later, further = (torch.where(same, tensor[shift:], 0) for tensor in (x, decay))
-        x = torch.cat([x[:-shift] + decay[:-shift] * later, x[-shift:]])
-        decay = torch.cat([decay[:-shift] * further, decay[-shift:]])
-        shift *= 2
-    return x
-
-
-def advantages_by_scan(
-    rewards: Float[Tensor, "tokens"],
-    values: Float[Tensor, "tokens"],
-    mask: Bool[Tensor, "tokens"],
-    lengths: Sequence[int],
-    *,
-    final_values: Float[Tensor, "responses"],
-    gamma: float,
-    lam: float | Float[Tensor, "responses"],
-) -> Float[Tensor, "tokens"]:
-    """[T] the advantages of `advantages.gae`, 0 outside the mask. values [T] before each token, `final_values` [R]."""
-    if len(rewards) == 0:
-        return torch.zeros_like(rewards)
-    owners = segment_ids(lengths, device=rewards.device)
-    following, is_inside = _next_in_mask(mask, owners)
-    next_values = torch.where(is_inside, values[following], final_values[owners])
-    deltas = torch.where(mask, rewards + gamma * next_values - values, 0)
-    decay = torch.ones_like(deltas)  # tokens between two tokens of the mask are not discounted
-    if isinstance(lam, Tensor):
-        decay = torch.where(mask, gamma * lam[owners].to(decay), decay)
-    else:
-        decay = decay.masked_fill(mask, gamma * lam)
-    return torch.where(mask, scan_back(deltas, decay, lengths), 0)
-
-
-def returns_by_scan(
-    rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
-) -> Float[Tensor, "tokens"]:
-    """[T] the returns of `advantages.returns_to_go`, 0 outside the mask."""
-    decay = torch.ones_like(rewards).masked_fill(mask, gamma)
-    return torch.where(mask, scan_back(torch.where(mask, rewards, 0), decay, lengths), 0)
-
-
-def _next_in_mask(mask: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """[T] the index of the next token in the mask, and [T] bool: whether it belongs to the same response."""
-    num_tokens = len(mask)
-    places = torch.where(mask, torch.arange(num_tokens, device=mask.device), num_tokens)
-    first_from = places.flip(0).cummin(0).values.flip(0)
-    following = torch.cat([first_from[1:], first_from.new_full((1,), num_tokens)])
-    is_there, at_most = following < num_tokens, following.clamp(max=num_tokens - 1)
-    return at_most, is_there & (owners[at_most] == owners)
-
-
 def _first_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:
     """[T] bool: True at the first masked token of each response, if it has one."""
     counts = segment_sum(mask.long(), lengths)
     counts_before = counts.cumsum(0) - counts
     return mask & (mask.cumsum(0) == counts_before[segment_ids(lengths, device=mask.device)] + 1)
+
+
+def goes_by_scan(x: Tensor) -> bool:
+    """True on accelerators. On a CPU the loop over time is equally fast, and keeps the bits of its sums."""
+    return x.device.type != "cpu"
+
+
+def _last_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[T] bool: True at the last masked token of each response, if it has one."""
+    counts_at_end = segment_sum(mask.long(), lengths).cumsum(0)
+    return mask & (mask.cumsum(0) == counts_at_end[segment_ids(lengths, device=mask.device)])

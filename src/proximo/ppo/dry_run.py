@@ -6,6 +6,7 @@ Imports no torch. Keys of shared sections: config/ineffective_keys.py.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
@@ -225,36 +226,10 @@ def _steps(recipe: PPORecipe) -> Iterator[Line]:
 
 def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
     """One sentence for each key that has no effect because of another one, with its full path and the reason."""
-    if reason := nothing_evaluated(recipe.data, f"{prefix}data"):
-        keys = ("evaluate_greedy", "evaluation_samples_per_prompt", "evaluate_reference", "evaluate_average")
-        yield from given_keys(recipe.ppo, keys, f"{prefix}ppo.", reason)
-    yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
-    yield from _unused_models(recipe, prefix)
-    if recipe.sampler_is_exact:
-        reason = "with run.precision float32 and the built-in engine, sampled log-probs are the learner's own"
-        yield from given_keys(recipe.ppo.guards, ("max_mismatch",), f"{prefix}ppo.guards.", reason)
-    yield from _unused_rewards(recipe, prefix)
-    if recipe.environment is not None:
-        reason = "an environment writes its own observations"
-        keys = ("max_prompt_tokens", "too_long", "as_messages", "system", "first_words", "fill_to_max")
-        yield from given_keys(recipe.data, keys, f"{prefix}data.", reason)
-        if all(source.function != ROWS for source in recipe.data.sources):
-            yield from given_keys(
-                recipe.environment, ("num_rows",), f"{prefix}environment.", "data has rows of its own"
-            )
-    if not recipe.is_rewarded and recipe.ppo.kl.in_loss:
-        yield from _unused_without_advantages(recipe.ppo, f"{prefix}ppo.")
-
-
-def _unused_without_advantages(ppo: PPOConfig, prefix: str) -> Iterator[str]:
-    """Keys that act on advantages: without a reward, and with the KL in the loss, all of them are 0."""
-    reason = "without a reward, and with kl.kind: loss, all advantages are 0"
-    keys = ("objective", "behaviour_weight")
-    yield from given_keys(ppo.policy_loss, keys, f"{prefix}policy_loss.", reason)
-    yield from given_keys(ppo.advantage, ("gamma", "standardise"), f"{prefix}advantage.", reason)
-
-
-def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    for holds, path, keys, reason in _without_effect(recipe, prefix):
+        if holds:
+            section = attrgetter(path)(recipe) if path else recipe
+            yield from given_keys(section, keys, f"{prefix}{path}." if path else prefix, reason)
     for index, source in enumerate(recipe.reward):
         if source.weight == 0:
             yield (
@@ -263,63 +238,63 @@ def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
             )
 
 
-def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
-    if not recipe.ppo.uses_critic:
-        yield from given_keys(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.kind} has no critic")
-    if not recipe.ppo.kl.needs_reference:
-        yield from given_keys(recipe, ("reference",), prefix, "ppo.kl is none")
-    if recipe.reference is not None and recipe.devices.reference.addresses:
-        keys = tuple(name for name in type(recipe.reference).model_fields if name not in ("path", "revision"))
-        yield from given_keys(recipe.reference, keys, f"{prefix}reference.", "its servers load the model")
+_Row = tuple[object, str, tuple[str, ...], str]
+"""Whether it holds, the section of the keys in the recipe, the keys that then have no effect, and the reason."""
 
 
-def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
-    if ppo.minibatch_responses is not None:
-        yield from given_keys(ppo, ("num_minibatches",), prefix, f"minibatch_responses is {ppo.minibatch_responses}")
-    if not ppo.uses_critic:
-        reason = f"advantage {ppo.advantage.kind} has no critic"
-        yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)
-    yield from _unused_in_advantage(ppo, f"{prefix}advantage.")
-    if ppo.policy_loss.objective.is_pairwise:
-        yield from given_keys(ppo, ("keep_groups_together",), prefix, "pairs are always kept together")
-    if ppo.kl.reference_every_steps is None:
-        yield from given_keys(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
-    yield from _unused_in_losses(ppo, prefix)
-    yield from _unused_in_score(ppo, f"{prefix}score.")
-    if ppo.rollout.greedy:
-        yield from given_keys(ppo, ("evaluate_greedy",), prefix, "rollout.greedy holds for evaluations too")
+def _without_effect(recipe: PPORecipe, prefix: str) -> Iterator[_Row]:
+    """All that may leave keys without effect."""
+    ppo = recipe.ppo
+    yield from _without_effect_on_scores(ppo)
+    score, advantage, objective, guards = ppo.score, ppo.advantage, ppo.policy_loss.objective, ppo.guards
+    unread = nothing_evaluated(recipe.data, f"{prefix}data") or ""
+    evaluation = ("evaluate_greedy", "evaluation_samples_per_prompt", "evaluate_reference", "evaluate_average")
+    yield unread, "ppo", evaluation, unread
+    reason = f"minibatch_responses is {ppo.minibatch_responses}"
+    yield ppo.minibatch_responses is not None, "ppo", ("num_minibatches",), reason
+    no_critic = f"advantage {advantage.kind} has no critic"
+    yield not ppo.uses_critic, "ppo", ("value_loss", "value_optimizer"), no_critic
+    yield not ppo.uses_critic, "", ("value",), no_critic
+    adaptive = advantage.model_dump().get("length_adaptive") is not None
+    yield adaptive, "ppo.advantage", ("gae_lambda",), "length_adaptive sets the decay of each response"
+    once = advantage.most_rollouts == 1
+    yield once, "ppo.advantage", ("resample_rounds",), "zero_variance_groups is not resample"
+    raw = not advantage.standardise and score.whiten_rewards == "none"
+    yield raw, "ppo.advantage", ("unbiased_variance",), "nothing is standardised"
+    yield objective.is_pairwise, "ppo", ("keep_groups_together",), "pairs are always kept together"
+    reason = f"objective {objective.kind} is the mean over pairs"
+    yield objective.is_pairwise, "ppo.policy_loss", ("aggregation",), reason
+    stays = ppo.kl.reference_every_steps is None
+    yield stays, "ppo.kl", ("reference_decay",), "without reference_every_steps it stays"
+    earlier = guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl
+    yield earlier, "ppo.guards", ("max_kl",), "target_kl ends the step before"
+    yield ppo.rollout.greedy, "ppo", ("evaluate_greedy",), "rollout.greedy holds for evaluations too"
+    yield not ppo.kl.needs_reference, "", ("reference",), "ppo.kl is none"
+    if recipe.reference is not None:
+        loaded = tuple(name for name in type(recipe.reference).model_fields if name not in ("path", "revision"))
+        yield recipe.devices.reference.addresses, "reference", loaded, "its servers load the model"
+    reason = "with run.precision float32 and the built-in engine, sampled log-probs are the learner's own"
+    yield recipe.sampler_is_exact, "ppo.guards", ("max_mismatch",), reason
+    if recipe.environment is not None:
+        texts = ("max_prompt_tokens", "too_long", "as_messages", "system", "first_words", "fill_to_max")
+        yield True, "data", texts, "an environment writes its own observations"
+        yield not _is_numbered(recipe), "environment", ("num_rows",), "data has rows of its own"
+    nothing_rewarded = not recipe.is_rewarded and ppo.kl.in_loss
+    reason = "without a reward, and with kl.kind: loss, all advantages are 0"
+    yield nothing_rewarded, "ppo.policy_loss", ("objective", "behaviour_weight"), reason
+    yield nothing_rewarded, "ppo.advantage", ("gamma", "standardise"), reason
 
 
-def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
-    policy, guards = ppo.policy_loss, ppo.guards
-    if policy.objective.is_pairwise:
-        reason = f"objective {policy.objective.kind} is the mean over pairs"
-        yield from given_keys(policy, ("aggregation",), f"{prefix}policy_loss.", reason)
-    if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
-        yield from given_keys(guards, ("max_kl",), f"{prefix}guards.", "target_kl ends the step before")
-
-
-def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+def _without_effect_on_scores(ppo: PPOConfig) -> Iterator[_Row]:
     score = ppo.score
-    if score.normalise != "none":
-        reason = f"normalise: {score.normalise} divides by the deviation of the scores, whatever their scale"
-        yield from given_keys(score, ("scale",), prefix, reason)
-    if score.normalise == "standardise":
-        yield from given_keys(score, ("bias",), prefix, "normalise: standardise subtracts the mean of the scores")
-    if score.overlong_buffer_tokens is None:
-        yield from given_keys(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
-    if score.missing_eos_penalty is None and score.min_tokens is None:
-        yield from given_keys(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
-    if ppo.truncation.masks:
-        reason = "truncation: mask leaves the responses out"
-        yield from given_keys(score, ("missing_eos_penalty",), prefix, reason)
-
-
-def _unused_in_advantage(ppo: PPOConfig, prefix: str) -> Iterator[str]:
-    advantage = ppo.advantage
-    if advantage.model_dump().get("length_adaptive") is not None:
-        yield from given_keys(advantage, ("gae_lambda",), prefix, "length_adaptive sets the decay of each response")
-    if advantage.most_rollouts == 1:
-        yield from given_keys(advantage, ("resample_rounds",), prefix, "zero_variance_groups is not resample")
-    if not advantage.standardise and ppo.score.whiten_rewards == "none":
-        yield from given_keys(advantage, ("unbiased_variance",), prefix, "nothing is standardised")
+    reason = f"normalise: {score.normalise} divides by the deviation of the scores, whatever their scale"
+    yield score.normalise != "none", "ppo.score", ("scale",), reason
+    reason = "normalise: standardise subtracts the mean of the scores"
+    yield score.normalise == "standardise", "ppo.score", ("bias",), reason
+    no_buffer = score.overlong_buffer_tokens is None
+    yield no_buffer, "ppo.score", ("overlong_penalty",), "overlong_buffer_tokens is null"
+    no_penalty = score.missing_eos_penalty is None and score.min_tokens is None
+    reason = "there is neither missing_eos_penalty nor min_tokens"
+    yield no_penalty, "ppo.score", ("penalty_mode",), reason
+    reason = "truncation: mask leaves the responses out"
+    yield ppo.truncation.masks, "ppo.score", ("missing_eos_penalty",), reason

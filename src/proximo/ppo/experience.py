@@ -12,8 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proximo.algorithms import kl, shaping
-from proximo.algorithms.advantages import ReturnSpread, StepRewards, return_spread
+from proximo.algorithms import kl
+from proximo.algorithms.advantages import (
+    ReturnSpread,
+    RunningMoments,
+    StepRewards,
+    clip_scores,
+    clip_with_parts,
+    overlong_penalty,
+    return_spread,
+    shape_rewards,
+    update_moments,
+)
 from proximo.algorithms.group_baselines import standardised_in_groups, zero_variance_groups
 from proximo.algorithms.masking import (
     masked_mean,
@@ -24,7 +34,6 @@ from proximo.algorithms.masking import (
     standardise,
     value_positions,
 )
-from proximo.algorithms.shaping import RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.rewards import KL, RewardKLConfig
 from proximo.errors import ConfigError, DataError
@@ -119,7 +128,7 @@ def make_experience(
             f"the reward source has token-level rewards, but advantage {estimator.kind} uses one "
             "advantage per response: use gae or a return to go, or return one score per response"
         )
-    rewards = shaping.shape_rewards(
+    rewards = shape_rewards(
         penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
     )
     # Measured before whitening, after which every step has the same spread.
@@ -188,12 +197,13 @@ def shape_scores(
     options, lengths = config.score, [len(s.response.token_ids) for s in scored]
     counted = found.have_score & found.counted
     # In float64, so that the result is rounded to float32 only once, at the end.
-    values = shaping.shift_and_scale(found.scores, bias=options.bias, scale=options.scale)
+    values, deviation = (found.scores + options.bias) * options.scale, 1.0
     if options.normalise != "none":
-        moments = shaping.update_moments(moments, values[counted])
-        values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
+        moments = update_moments(moments, values[counted])
+        deviation = moments.deviation or 1.0
+        values = (values - (moments.mean if options.normalise == "standardise" else 0.0)) / deviation
     # Token rewards are scaled by the same factor as the scores, without bias and mean, which belong to the whole.
-    factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
+    factor = options.scale / deviation
     factors = torch.where(found.have_score, factor, 0.0)
     values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
     if config.truncation.scale != 1:
@@ -213,13 +223,12 @@ def shape_scores(
 
 
 def _raw_score(scored: Scored, config: PPOConfig) -> float:
-    if (baseline := config.baseline_answer) is None:
+    if config.baseline_answer is None:
         return scored.score
     if scored.answer_score is None:
-        key = f"advantage {config.advantage.kind}" if baseline == "greedy" else "score.minus_reference_answer"
         raise ValueError(
-            f"{key} needs the score of each prompt's {baseline} answer, which only `train` requests "
-            "from the reward source: use train, or subtract it from your own scores and remove the option"
+            f"the score of each prompt's {config.baseline_answer} answer is subtracted, and only `train` asks the "
+            "reward source for it: use train, or subtract it from your own scores and remove the option"
         )
     return scored.score - scored.answer_score
 
@@ -232,10 +241,10 @@ def _clipped(
     `values`: [R] scores. `factors`: [R] factors that token rewards of each response are multiplied by.
     """
     if all(s.token_rewards is None and s.prefix_scores is None for s in scored):
-        return shaping.clip_scores(values, limit), None
-    own = shaping.scaled_rows([s.token_rewards for s in scored], lengths, factors)
-    prefixes = shaping.scaled_rows([s.prefix_scores for s in scored], [length + 1 for length in lengths], factors)
-    return shaping.clip_with_parts(values, own, prefixes, lengths, limit=limit)
+        return clip_scores(values, limit), None
+    own = _scaled_rows([s.token_rewards for s in scored], lengths, factors)
+    prefixes = _scaled_rows([s.prefix_scores for s in scored], [length + 1 for length in lengths], factors)
+    return clip_with_parts(values, own, prefixes, lengths, limit=limit)
 
 
 def _penalised(
@@ -249,25 +258,27 @@ def _penalised(
     penalties = options.missing_eos_penalty, options.min_tokens, options.overlong_buffer_tokens
     if all(penalty is None for penalty in penalties):
         return values, None, torch.zeros(len(scored), dtype=torch.bool)
-    fixed = shaping.fixed_penalties(
-        num_tokens,
-        torch.tensor([s.response.finish.terminated for s in scored], dtype=torch.bool),
-        missing_eos=options.missing_eos_penalty or 0.0,
-        min_tokens=options.min_tokens or 0,
-        too_short=options.min_tokens_penalty or 0.0,
-    )
-    replaces = options.penalty_mode == "replace"
-    values, penalised = shaping.apply_penalties(values, fixed, replace=replaces), fixed > 0
-    replaced = penalised & replaces
+    endless = ~torch.tensor([s.response.finish.terminated for s in scored], dtype=torch.bool)
+    too_short = num_tokens < (options.min_tokens or 0)
+    fixed = endless.double() * (options.missing_eos_penalty or 0.0)
+    fixed += too_short.double() * (options.min_tokens_penalty or 0.0)
+    penalised, replaced = fixed > 0, (fixed > 0) & (options.penalty_mode == "replace")
+    values = torch.where(replaced, -fixed, values - fixed)
     if options.overlong_buffer_tokens is None:
         return values, penalised, replaced
-    line = shaping.overlong_penalty(
+    line = overlong_penalty(
         num_tokens,
         max_tokens=config.rollout.max_new_tokens,
         buffer_tokens=options.overlong_buffer_tokens,
         penalty=options.overlong_penalty,
     )
     return values - line, penalised | (line > 0), replaced
+
+
+def _scaled_rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """[sum of sizes] float64: rows end to end, each times its factor of `factors` [R]; zeros where there is none."""
+    filled = [torch.tensor(row or (0.0,) * size, dtype=torch.float64) for row, size in zip(rows, sizes, strict=True)]
+    return torch.cat([factor * row for factor, row in zip(factors, filled, strict=True)])
 
 
 def kl_in_reward(passes: Passes, config: KL) -> Tensor:
@@ -374,14 +385,6 @@ def in_zero_variance_group(scored: Sequence[Scored], counted: Tensor, config: PP
         for s, is_counted in zip(scored, counted, strict=True)
     ]
     return zero_variance_groups(torch.tensor(task_rewards, dtype=torch.float64), group_ids(scored), counted)
-
-
-def groups_of_step(scored: Sequence[Scored], config: PPOConfig) -> list[tuple[list[Scored], bool]]:
-    """The responses to each prompt of a rollout, and whether they are a group of zero variance."""
-    equal = in_zero_variance_group(scored, counted_mask(scored, config), config).tolist()
-    size = config.sampled_per_prompt
-    starts = range(0, len(scored), size)
-    return [(list(scored[start : start + size]), all(equal[start : start + size])) for start in starts]
 
 
 def counted_responses(experience: Experience) -> list[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proximo.config.ppo.losses import GuardConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import DataError, GuardError
-from proximo.ppo.experience import counts, groups_of_step, has_score
+from proximo.ppo.experience import counted_mask, counts, has_score, in_zero_variance_group
 from proximo.ppo.train_state import ConstantRewardSteps, TrainState
 from proximo.records import Response, Scored
 
@@ -25,6 +25,14 @@ class Batch(NamedTuple):
     num_rollouts: int
     resamples: bool
     """Whether groups of several rollouts were chosen from."""
+
+
+def groups_of_step(scored: Sequence[Scored], config: PPOConfig) -> list[tuple[list[Scored], bool]]:
+    """The responses to each prompt of a rollout, and whether they are a group of zero variance."""
+    equal = in_zero_variance_group(scored, counted_mask(scored, config), config).tolist()
+    size = config.sampled_per_prompt
+    starts = range(0, len(scored), size)
+    return [(list(scored[start : start + size]), all(equal[start : start + size])) for start in starts]
 
 
 def has_enough_groups(rollouts: Sequence[Sequence[Scored]], *, config: PPOConfig) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from proximo.algorithms.advantages import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.controllers import KLController, adaptive_kl
-from proximo.algorithms.shaping import NOTHING_SEEN, RunningMoments, common_score
 from proximo.checkpoint.reading import as_record
 from proximo.config.ppo.rewards import KL, RewardKLConfig
 from proximo.data.difficulty import FilterState
@@ -37,10 +37,9 @@ class ConstantRewardSteps:
         scores = [task_reward_of(s, task_reward) for s in scored if s.valid]
         if not scores:
             return self
-        score = common_score(scores)
-        if score is None:
+        if any(score != scores[0] for score in scores):
             return ConstantRewardSteps()
-        return ConstantRewardSteps(score=score, count=self.count + 1 if score == self.score else 1)
+        return ConstantRewardSteps(score=scores[0], count=self.count + 1 if scores[0] == self.score else 1)
 
 
 NO_CONSTANT_STEPS = ConstantRewardSteps()

@@ -149,13 +149,8 @@ def _as_language_model(model: "LanguageModel | PreTrainedModel", *, role: str) -
 
 def check_config(config: Any) -> None:
     """Raises ConfigError for anything but a PPOConfig or None."""
-    if config is None or isinstance(config, PPOConfig):
-        return
-    advice = (
-        "write PPOConfig(**config)" if isinstance(config, Mapping) else "make one by name: PPOConfig(num_steps=...)"
-    )
-    got = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
-    raise ConfigError(f"config must be a PPOConfig, got {got}: {advice}")
+    if not isinstance(config, PPOConfig | None):
+        raise ConfigError(f"config must be a PPOConfig, got {config!r:.60}: write PPOConfig(num_steps=...)")
 
 
 def as_seed(seed: Any) -> int:
@@ -173,15 +168,11 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raises ModelError for anything but a transformers tokenizer."""
     from transformers import PreTrainedTokenizerBase
 
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        return
-    if isinstance(tokenizer, str):
-        advice = f"load it: AutoTokenizer.from_pretrained({tokenizer!r})"
-    elif isinstance(getattr(tokenizer, "tokenizer", None), PreTrainedTokenizerBase):
-        advice = "this processor holds one: give its attribute tokenizer"
-    else:
-        advice = "load the policy's with AutoTokenizer.from_pretrained(path)"
-    raise ModelError(f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}: {advice}")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ModelError(
+            f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}: load the policy's with "
+            "AutoTokenizer.from_pretrained(path); of a processor it is the attribute tokenizer"
+        )
 
 
 def as_source(reward: Reward | None, *, task: str | None = None) -> RewardSource | None:
@@ -189,31 +180,20 @@ def as_source(reward: Reward | None, *, task: str | None = None) -> RewardSource
 
     Raises ConfigError for anything else.
     """
-    if reward is None:
-        return None
-    if is_list(reward) and not reward:
-        raise ConfigError("reward is an empty list: give a function, a source, or pairs (weight, source)")
     if is_list(reward):
         return WeightedReward([(weight, _as_single(source)) for weight, source in as_pairs(reward)], task=task)
-    return _as_single(reward)
+    return None if reward is None else _as_single(reward)
 
 
 def _as_single(reward: Any) -> RewardSource:
-    from transformers import PreTrainedModel
-
-    if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel) or is_adapted(reward):
+    is_source = hasattr(reward, "score")
+    if isinstance(reward, type | torch.nn.Module | ScalarModel | LanguageModel) or not (is_source or callable(reward)):
+        got = f"the class {reward.__name__}" if isinstance(reward, type) else type(reward).__name__
         raise ConfigError(
-            f"reward is a model ({type(reward).__name__}), which reads token ids: make it a source, "
-            "ModelReward(ScalarModel(model)) for a sequence classifier with one label that reads the policy's tokens, "
-            "and with tokenizer=... for one that has its own"
+            f"reward must be a function or a source with a method score, got {got}: a sequence classifier with one "
+            "label is one as ModelReward(ScalarModel(model)), which takes tokenizer=... for one with its own tokens"
         )
-    if isinstance(reward, type):
-        raise ConfigError(
-            f"reward is the class {reward.__name__}, not an object of it: write reward={reward.__name__}(...)"
-        )
-    if not hasattr(reward, "score"):
-        if not callable(reward):
-            raise ConfigError(f"reward must be a function or a source with a method score, got {type(reward).__name__}")
+    if not is_source:
         return FunctionReward(reward)
     if problem := source_problem(reward):
         raise ConfigError(f"reward cannot be used as a source of scores: {problem}")
