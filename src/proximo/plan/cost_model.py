@@ -6,7 +6,7 @@ Call these functions inside `shapes_only()`. Every sequence is assumed to have t
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -173,12 +173,8 @@ class TrainingPass:
     """Tokens trained with this loss in one step, over all updates."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReducedGradients:
-    """Gradients of sharded models, which leave their units as soon as these are complete."""
-
-    units: Sequence[tuple[Sequence[nn.Parameter], int]]
-    """Trained parameters of a unit, and the bytes that a rank keeps of their gradients."""
+Units = Sequence[tuple[Sequence[nn.Parameter], int]]
+"""Parameters whose gradients leave them together when all are complete, and the bytes that are kept of these."""
 
 
 def training_cost(
@@ -186,7 +182,7 @@ def training_cost(
     passes: Sequence[TrainingPass],
     *,
     in_backward: bool = False,
-    reduced: ReducedGradients | None = None,
+    reduced: Units | None = None,
 ) -> StepCost:
     """Cost of the forward and backward passes that train the modules.
 
@@ -195,8 +191,9 @@ def training_cost(
     """
     learner, profiler, flops = nn.ModuleList(modules), PassProfiler(modules), 0
     learner.train()
-    gradients = _gradients(profiler, learner, reduced, in_backward=in_backward)
-    with profiler, casting(frees=in_backward), gradients:
+    if reduced is None:
+        reduced = [([p], 0) for p in learner.parameters() if p.requires_grad] if in_backward else []
+    with profiler, casting(frees=in_backward), _reduced_gradients(profiler, reduced):
         for training_pass in passes:
             batches, flops_before = training_pass.batches, profiler.flops
             # The peak is in the second micro-batch, if there is one: it starts with all accumulated gradients in
@@ -224,17 +221,9 @@ def training_cost(
     )
 
 
-def _gradients(
-    profiler: PassProfiler, learner: nn.Module, reduced: ReducedGradients | None, *, in_backward: bool
-) -> AbstractContextManager[None]:
-    if reduced is not None:
-        return _reduce_gradients(profiler, reduced)
-    return _free_gradients(learner) if in_backward else nullcontext()
-
-
 @contextmanager
-def _reduce_gradients(profiler: PassProfiler, reduced: ReducedGradients) -> Generator[None]:
-    """Free the gradients of a unit when they are complete, and count what the rank keeps of them, once."""
+def _reduced_gradients(profiler: PassProfiler, units: Units) -> Generator[None]:
+    """Free the gradients of a unit when they are complete, and count what is kept of them, once."""
     handles, seen = [], set[int]()
 
     def watch(unit: Sequence[nn.Parameter], kept: int) -> None:
@@ -253,23 +242,8 @@ def _reduce_gradients(profiler: PassProfiler, reduced: ReducedGradients) -> Gene
 
         handles.extend(parameter.register_post_accumulate_grad_hook(reduce) for parameter in unit)
 
-    for unit, kept in reduced.units:
+    for unit, kept in units:
         watch(unit, kept)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _free_gradients(module: nn.Module) -> Generator[None]:
-    """Free each gradient in the backward pass, as learner/update.py does, but without an optimizer step."""
-
-    def free(parameter: Tensor) -> None:
-        parameter.grad = None
-
-    handles = [p.register_post_accumulate_grad_hook(free) for p in module.parameters() if p.requires_grad]
     try:
         yield
     finally:

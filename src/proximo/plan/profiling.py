@@ -10,7 +10,7 @@ from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
 from proximo.plan.cost_model import Model, StepCost
 from proximo.plan.fake_tensor_profiler import shapes_only
-from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory, role_sizes, static_bytes
+from proximo.plan.rank_memory import ONE_RANK, Ranks, host_bytes, rank_memory, role_sizes
 from proximo.plan.record import Phase, Plan
 from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import ModelConfigs
@@ -73,12 +73,8 @@ def _costs(recipe: TrainerRecipe, context: StageContext) -> StageCosts:
 
 def _plan(recipe: TrainerRecipe, stage: StageCosts, precision: Precision, device: str) -> Plan:
     layout = stage.layout
-    alone = layout.ranks.num == 1
-    static = static_bytes(stage.models, stage.optimized) if alone else {}
 
     def parts(cost: StepCost) -> dict[str, int]:
-        if alone:
-            return {**static, **cost.parts}
         return rank_memory(layout, stage.optimized, cost, has_own_memory=device == "cuda")
 
     return Plan(
@@ -101,7 +97,7 @@ def _plan(recipe: TrainerRecipe, stage: StageCosts, precision: Precision, device
         token_budget=stage.token_budget,
         notes=(*_notes_on(recipe), *_note_on_experts(stage), *stage.notes),
         num_ranks=layout.ranks.num,
-        host_bytes=0 if alone else host_bytes(layout, stage.optimized),
+        host_bytes=host_bytes(layout, stage.optimized),
     )
 
 

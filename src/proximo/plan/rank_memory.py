@@ -16,7 +16,7 @@ from proximo.config.devices import DevicesConfig, Shard
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizers import trainable_parameters
 from proximo.models.transformers_model import decoder_layers
-from proximo.plan.cost_model import Model, Passes, ReducedGradients, StepCost
+from proximo.plan.cost_model import Model, Passes, StepCost, Units
 from proximo.plan.fake_tensor_profiler import GRADIENTS
 from proximo.plan.record import Role
 
@@ -151,7 +151,7 @@ class Layout:
     def _shard_size(self, role: str) -> int:
         return self.ranks.shard_size if self.models[role].is_sharded else 1
 
-    def reduced(self, modules: Sequence[nn.Module], *, rounds: int, in_backward: bool) -> ReducedGradients | None:
+    def reduced(self, modules: Sequence[nn.Module], *, rounds: int, in_backward: bool) -> Units | None:
         """What becomes of the gradients of these modules in an update of `rounds` micro-batches."""
         placed = [self.models[role] for role in self.used_by(modules)]
         if not any(model.is_sharded for model in placed):
@@ -163,15 +163,8 @@ class Layout:
                 return 0
             return unit.gradients if whole else unit.gradients // self.ranks.shard_size
 
-        return ReducedGradients(
-            units=[
-                (layer.trained, kept(layer, model))
-                for model in placed
-                if model.is_sharded
-                for layer in model.layers
-                if layer.trained
-            ]
-        )
+        layers = [(layer, model) for model in placed if model.is_sharded for layer in model.layers if layer.trained]
+        return [(layer.trained, kept(layer, model)) for layer, model in layers]
 
 
 def lay_out(models: Mapping[str, Model], ranks: Ranks, role_of: Callable[[str], str]) -> Layout:
@@ -209,7 +202,7 @@ def _placed(
     narrow: dict[int, nn.Parameter],
     common: set[tuple[int, str]],
 ) -> PlacedModel:
-    """`common`: id of a frozen tensor and its place, of the shards of the models before; this one's are added."""
+    """`common`: id of a buffer, or of a frozen tensor and its place, of the models before; this one's are added."""
     shard: Shard = "replicate" if ranks.num == 1 else ranks.devices.shard_of(section)
     size = 1 if shard == "replicate" else ranks.shard_size
     fresh = {id(p) for p in own}
@@ -218,7 +211,8 @@ def _placed(
     stack = list(decoder_layers(model.base)) if ranks.num > 1 else []
     inside = [[p for p in layer.parameters() if id(p) in fresh] for layer in stack]
     in_layers = {id(p) for layer in inside for p in layer}
-    buffers = sum(buffer.untyped_storage().nbytes() for buffer in model.model.buffers())
+    buffers = {id(b): b.untyped_storage().nbytes() for b in model.model.buffers() if (id(b), "buffer") not in common}
+    common.update((key, "buffer") for key in buffers)
     offload = "none" if ranks.num == 1 else ranks.devices.offload_of(section)
     trains = any(p.requires_grad for p in own)
     place = "none" if trains and offload == "idle" else offload
@@ -232,7 +226,7 @@ def _placed(
         offload=offload,
         layers=tuple(Unit.of(layer, set(narrow), size) for layer in inside),
         root=Unit.of([p for p in own if id(p) not in in_layers], set(narrow), size),
-        weights=buffers + sum(nbytes for key, nbytes in shards.items() if key not in known),
+        weights=sum(buffers.values()) + sum(nbytes for key, nbytes in shards.items() if key not in known),
         trains=trains,
     )
 
@@ -255,6 +249,8 @@ def rank_memory(layout: Layout, optimized: OptimizedModules, cost: StepCost, *, 
     `has_own_memory`: the device has other memory than the host; where it has not, offloaded parts count too.
     """
     static = _static(layout, optimized, cost, has_own_memory=has_own_memory)
+    if layout.ranks.num == 1:
+        return static | dict(cost.parts)
     moments = [dict(static)]
     for passes in cost.passes:
         used = [layout.models[role] for role in layout.used_by(passes.modules)]
@@ -338,18 +334,6 @@ def host_bytes(layout: Layout, optimized: OptimizedModules) -> int:
     return size
 
 
-def static_bytes(models: Mapping[str, Model], optimized: OptimizedModules) -> dict[str, int]:
-    """Part -> bytes that are held in every phase. A shared storage counts for the first role that holds it."""
-    parts, seen = {}, set[int]()
-    for role, model in models.items():
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(model)}
-        parts[f"{role} weights"] = sum(size for key, size in storages.items() if key not in seen)
-        seen |= storages.keys()
-    for role, (modules, optimizer) in optimized.items():
-        parts[f"{role} optimizer"] = optimizer_bytes(modules, optimizer)
-    return {name: size for name, size in parts.items() if size}
-
-
 def optimizer_bytes(modules: Sequence[nn.Module], config: OptimizerConfig) -> int:
     """Bytes of both Adam moments of the trainable parameters, with the step counters or the scales of 8-bit blocks."""
     moments = _float32_moments if config.kind == "adamw" else _moments_of_8_bits
@@ -383,7 +367,3 @@ def _moments_of_8_bits(tensor: Tensor) -> int:
     if tensor.numel() < _SMALL:
         return 2 * 4 * tensor.numel()
     return 2 * (tensor.numel() + 4 * -(-tensor.numel() // _BLOCK))
-
-
-def _tensors(model: Model) -> list[Tensor]:
-    return [*model.model.parameters(), *model.model.buffers()]

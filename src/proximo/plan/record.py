@@ -1,7 +1,8 @@
 """A plan: memory by phase and part, and work per step; as a table or JSON, with advice where it does not fit."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from proximo.plan.cost_model import CACHE, LOGITS, Lengths
@@ -98,39 +99,8 @@ def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
 
 def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
     """Plans as JSON values, with sizes in bytes. The output of `proximo plan --json`."""
-    return [
-        {
-            "stage": plan.stage,
-            "device": plan.device,
-            "precision": plan.precision,
-            "peak_bytes": plan.peak,
-            "peak_phase": plan.largest.name,
-            "process_bytes": process,
-            "sequence_tokens": {"prompt": plan.sequence.prompt, "response": plan.sequence.response},
-            "microbatch_tokens": plan.microbatch_tokens,
-            "roles": {
-                role.name: {
-                    "architecture": role.architecture,
-                    "parameters": role.parameters,
-                    "shared_parameters": role.shared,
-                    "trained_parameters": role.trained,
-                }
-                for role in plan.roles
-            },
-            "phases": {
-                phase.name: {
-                    "peak_bytes": phase.peak,
-                    "parts_bytes": dict(phase.parts),
-                    "tokens_per_step": phase.tokens,
-                    "flops_per_step": phase.flops,
-                }
-                for phase in plan.phases
-            },
-            "notes": list(plan.notes),
-            **({"ranks": {"num": plan.num_ranks, "host_bytes": plan.host_bytes}} if plan.num_ranks > 1 else {}),
-        }
-        for plan in plans
-    ]
+    more = [{"peak": plan.peak, "peak_phase": plan.largest.name, "process_bytes": process} for plan in plans]
+    return json.loads(json.dumps([asdict(plan) | each for plan, each in zip(plans, more, strict=True)]))
 
 
 def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:

@@ -25,18 +25,19 @@ from proximo.plan.cost_model import (
     TrainingPass,
     inference_cost,
     likelihood_loss,
+    score_loss,
     sequential_cost,
     training_cost,
 )
 from proximo.plan.fake_tensor_profiler import PassProfiler, building, to_fake_tensors
 from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
-from proximo.plan.weightless_models import language_model, make_reference
+from proximo.plan.weightless_models import language_model, make_reference, scalar_model
 from proximo.run.make.conversion import check_optimizer
 from proximo.run.make.data import SplitRows, evaluation_notes, read_split, token_cache
 from proximo.run.make.models import DeviceSpec, build_tokenizer, check_readers, prepare_device
 from proximo.run.make.sharding import shard_model
 from proximo.run.resumption import inputs_fingerprint
-from proximo.supervised.recipes import ReferenceRecipe, SupervisedConfig, SupervisedRecipe
+from proximo.supervised.recipes import DropoutSection, ReferenceRecipe, SupervisedConfig, SupervisedRecipe
 from proximo.supervised.task import Example, Model, TaskInputs
 
 
@@ -192,54 +193,28 @@ def plan_update(
     )
 
 
-def _policy_and_reference(
-    recipe: ReferenceRecipe, context: StageContext
-) -> tuple[LanguageModel, dict[str, LanguageModel | ScalarModel]]:
-    """The policy, and both models by role, as reference.py builds them, but without weights."""
-    configs = context.configs
+def plan(recipe: SupervisedRecipe, context: StageContext) -> StageCosts:
+    """Models and costs of a step, without weights: of the model that trains, and of its reference if it has one."""
+    config, configs = recipe.training, context.configs
     num_tokens = configs.num_tokens(recipe.tokenizer, recipe.model)
+    sized, precision = configs.sized(recipe.model, num_tokens), context.precision
+    dropout = isinstance(config, DropoutSection) and config.dropout
+    readings = recipe.readings if isinstance(recipe, ReferenceRecipe) else None
+    models: dict[str, LanguageModel | ScalarModel] = {}
     with building():
-        policy = language_model(configs.sized(recipe.model, num_tokens), recipe.model, precision=context.precision)
-        reference = make_reference(recipe.reference, policy, configs, num_tokens)
-        reference.narrow_frozen(beside=[policy.model])
-    return policy, {"policy": policy, "reference": reference}
-
-
-def plan_one_model(
-    recipe: SupervisedRecipe,
-    context: StageContext,
-    *,
-    role: str,
-    make: Callable[..., Any],
-    loss: Callable[[Any], Callable[[PassProfiler, PackedResponses], Tensor]],
-    dropout: bool,
-) -> StageCosts:
-    """Models and costs of a step that trains one model.
-
-    `make`: `language_model` or `scalar_model`. `loss`: makes the loss of that model.
-    """
-    config = context.configs.sized(recipe.model, context.configs.num_tokens(recipe.tokenizer, recipe.model))
-    with building():
-        model = make(config, recipe.model, precision=context.precision, dropout=dropout)
-    return plan_update(
-        {role: model},
-        recipe.training,
-        loss(model),
-        max_tokens=recipe.data.max_tokens,
-        sequences_per_row=recipe.sequences_per_row,
-        context=context,
-    )
-
-
-def plan_with_reference(
-    recipe: ReferenceRecipe, context: StageContext, *, readings: Mapping[str, int] | None = None
-) -> StageCosts:
-    """Models and costs of a step that trains a policy beside its reference. `readings`: see `plan_update`."""
-    policy, models = _policy_and_reference(recipe, context)
+        if isinstance(recipe.model, ScalarModelConfig):
+            models["reward"] = scorer = scalar_model(sized, recipe.model, precision=precision, dropout=dropout)
+            loss = score_loss(scorer)
+        else:
+            models["policy"] = policy = language_model(sized, recipe.model, precision=precision, dropout=dropout)
+            loss = likelihood_loss(policy)
+            if isinstance(recipe, ReferenceRecipe):
+                models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
+                models["reference"].narrow_frozen(beside=[policy.model])
     return plan_update(
         models,
-        recipe.training,
-        likelihood_loss(policy),
+        config,
+        loss,
         max_tokens=recipe.data.max_tokens,
         sequences_per_row=recipe.sequences_per_row,
         context=context,

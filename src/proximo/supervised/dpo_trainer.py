@@ -1,4 +1,4 @@
-"""Direct preference optimisation (DPO): its task, how it is built from a recipe, and its plan."""
+"""Direct preference optimisation (DPO): its task, and how it is built from a recipe."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,8 +9,7 @@ from proximo.algorithms.preferences import dpo_loss, implicit_rewards, ipo_loss
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.language import LanguageModel
-from proximo.plan.stages import StageContext, StageCosts
-from proximo.supervised.building import plan_with_reference, start, task_inputs
+from proximo.supervised.building import start, task_inputs
 from proximo.supervised.dpo_recipe import DPOConfig, DPORecipe
 from proximo.supervised.pairs import PairMeasures, PairTask, load_pairs, longest_pair, pair_scores, unused_margins
 from proximo.supervised.reference import (
@@ -96,8 +95,3 @@ def build_task(recipe: DPORecipe) -> DPOTask:
         notes=unused_margins(pairs.training, "DPO's loss has no place for them"),
     )
     return DPOTask(inputs, reference=models.reference)
-
-
-def plan(recipe: DPORecipe, context: StageContext) -> StageCosts:
-    """Models and costs of a step. The reference computes log-probs of all pairs before the policy is updated."""
-    return plan_with_reference(recipe, context)

@@ -2,10 +2,10 @@
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proximo.message_text import count_of
-from proximo.trainer_kinds import RecipeType, TrainerKind
+from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,32 +17,38 @@ if TYPE_CHECKING:
     from proximo.supervised.dpo_recipe import DPORecipe
     from proximo.supervised.kto_recipe import KTORecipe
     from proximo.supervised.prm_recipe import PRMRecipe
+    from proximo.supervised.recipes import SupervisedRecipe
     from proximo.supervised.reward_recipe import RewardRecipe
     from proximo.supervised.sft_recipe import SFTRecipe
 
 
-class SupervisedKind(TrainerKind[RecipeType]):
+Recipe = TypeVar("Recipe", bound="SupervisedRecipe")
+
+
+class SupervisedKind(TrainerKind[Recipe]):
     """A trainer in two files that begin with its name, imported when they are first used.
 
-    `NAME_recipe.py` has `SCHEMA` and `METRICS`, `NAME_trainer.py` has `build_task` and `plan`.
+    `NAME_recipe.py` has `SCHEMA` and `METRICS`, `NAME_trainer.py` has `build_task`.
     """
 
     def _file(self, name: str) -> "ModuleType":
         return import_module(f"proximo.supervised.{self.name}_{name}")
 
     @property
-    def schema(self) -> type[RecipeType]:
+    def schema(self) -> type[Recipe]:
         return self._file("recipe").SCHEMA
 
     @property
     def metrics(self) -> "TrainerMetrics":
         return self._file("recipe").METRICS
 
-    def build(self, recipe: RecipeType) -> "Task":
+    def build(self, recipe: Recipe) -> "Task":
         return self._file("trainer").build_task(recipe)
 
-    def plan(self, recipe: RecipeType, context: "StageContext") -> "StageCosts":
-        return self._file("trainer").plan(recipe, context)
+    def plan(self, recipe: Recipe, context: "StageContext") -> "StageCosts":
+        from proximo.supervised.building import plan
+
+        return plan(recipe, context)
 
 
 class SFTKind(SupervisedKind["SFTRecipe"]):

@@ -58,6 +58,11 @@ class KTORecipe(ReferenceRecipe):
     kto: KTOConfig = KTOConfig()
     """Training settings."""
 
+    @property
+    def readings(self) -> dict[str, int]:
+        """With a KL term both models also read every prompt with the answer to another one."""
+        return {"reference": 2, "policy": 1} if self.kto.reference_point == "kl" else {"reference": 1}
+
 
 ADVISED = (1.0, 4 / 3)
 """The range that arXiv:2402.01306 advises for `label_balance` (section 4.2)."""

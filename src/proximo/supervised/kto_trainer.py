@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation (KTO): its task, how it is built from a recipe, and its plan."""
+"""Kahneman-Tversky optimisation (KTO): its task, and how it is built from a recipe."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -21,10 +21,9 @@ from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed
-from proximo.plan.stages import StageContext, StageCosts
 from proximo.run.make.data import options_of
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, plan_with_reference, start, task_inputs
+from proximo.supervised.building import load_split, start, task_inputs
 from proximo.supervised.kto_recipe import ADVISED, KTOConfig, KTORecipe, label_balance
 from proximo.supervised.reference import (
     AnswerBatch,
@@ -311,13 +310,3 @@ def _balance_note(training: Sequence[LabelledResponse], config: KTOConfig) -> st
         f"{note}. {low:g} to {high:.2f} is advised: set kto.{weight} to "
         f"{getattr(config, weight) * factor:.3g} or so (docs/kto.md)"
     )
-
-
-def plan(recipe: KTORecipe, context: StageContext) -> StageCosts:
-    """Models and costs of a step.
-
-    Before the update the reference reads all answers. With `reference_point: kl`, both models also read every prompt
-    with the answer to another one.
-    """
-    readings = {"reference": 2, "policy": 1} if recipe.kto.reference_point == "kl" else {"reference": 1}
-    return plan_with_reference(recipe, context, readings=readings)

@@ -1,4 +1,4 @@
-"""Process reward model training on labelled steps: its task, how it is built from a recipe, and its plan."""
+"""Process reward model training on labelled steps: its task, and how it is built from a recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,10 @@ from proximo.metrics.calibration import probability_error
 from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel, mark_steps
-from proximo.plan.cost_model import score_loss
-from proximo.plan.stages import StageContext, StageCosts
-from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.data import options_of
 from proximo.run.make.models import build_scalar_model
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
+from proximo.supervised.building import load_split, prepare_model, start, task_inputs
 from proximo.supervised.prm_recipe import PRMConfig, PRMRecipe
 from proximo.supervised.task import SupervisedTask, mean_loss
 
@@ -231,10 +228,3 @@ def build_task(recipe: PRMRecipe) -> PRMTask:
     longest = max(len(example.token_ids) for example in split)
     fingerprint = prepare_model(recipe, model, begun, role="reward", longest=longest, dropout=recipe.prm.dropout)
     return PRMTask(task_inputs(recipe, model, begun, split, fingerprint=fingerprint, rows="solutions"))
-
-
-def plan(recipe: PRMRecipe, context: StageContext) -> StageCosts:
-    """Models and costs of a step: one model, trained on single solutions."""
-    return plan_one_model(
-        recipe, context, role="reward", make=scalar_model, loss=score_loss, dropout=recipe.prm.dropout
-    )

@@ -111,6 +111,11 @@ class ReferenceRecipe(SupervisedRecipe):
     reference: ModelConfig | None = None
     """Another reference than a copy of the policy; it must have the policy's vocabulary."""
 
+    @property
+    def readings(self) -> dict[str, int]:
+        """Role -> how often its model reads as many rows as an update takes before it."""
+        return {"reference": 1}
+
     def check_models(self) -> None:
         check_tokenizer(self.model, "model", self.tokenizer)
         if self.model.lora is not None and self.reference is not None:

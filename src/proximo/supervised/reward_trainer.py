@@ -1,4 +1,4 @@
-"""Reward model training on preference pairs: its task, how it is built from a recipe, and its plan."""
+"""Reward model training on preference pairs: its task, and how it is built from a recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,8 @@ from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.packing import Packed, pack, pack_nothing, plan_own_share
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.plan.cost_model import score_loss
-from proximo.plan.stages import StageContext, StageCosts
-from proximo.plan.weightless_models import scalar_model
 from proximo.run.make.models import build_scalar_model
-from proximo.supervised.building import plan_one_model, prepare_model, start, task_inputs
+from proximo.supervised.building import prepare_model, start, task_inputs
 from proximo.supervised.pairs import (
     PairMeasures,
     PairTask,
@@ -160,10 +157,3 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     if recipe.reward.loss != "bradley_terry":
         notes = unused_margins(pairs.training, "only loss bradley_terry has a place for them")
     return RewardTask(task_inputs(recipe, model, begun, pairs, fingerprint=fingerprint, rows="pairs", notes=notes))
-
-
-def plan(recipe: RewardRecipe, context: StageContext) -> StageCosts:
-    """Models and costs of a step: one model, trained on pairs."""
-    return plan_one_model(
-        recipe, context, role="reward", make=scalar_model, loss=score_loss, dropout=recipe.reward.dropout
-    )

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: its task, how it is built from a recipe, and its plan."""
+"""Supervised fine-tuning: its task, and how it is built from a recipe."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,10 @@ from proximo.learner.update import UpdateResult
 from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
-from proximo.plan.cost_model import likelihood_loss
-from proximo.plan.stages import StageContext, StageCosts
-from proximo.plan.weightless_models import language_model
 from proximo.run.make.data import options_of
 from proximo.run.make.models import build_language_model
 from proximo.run.task import Record
-from proximo.supervised.building import load_split, plan_one_model, prepare_model, start, task_inputs
+from proximo.supervised.building import load_split, prepare_model, start, task_inputs
 from proximo.supervised.sft_recipe import SFTConfig, SFTRecipe
 from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 
@@ -111,10 +108,3 @@ def _texts(value: object) -> Iterator[str]:
         yield from (text for item in value.values() for text in _texts(item))
     elif isinstance(value, list | tuple):
         yield from (text for item in value for text in _texts(item))
-
-
-def plan(recipe: SFTRecipe, context: StageContext) -> StageCosts:
-    """Models and costs of a step: one model, trained on single examples."""
-    return plan_one_model(
-        recipe, context, role="policy", make=language_model, loss=likelihood_loss, dropout=recipe.sft.dropout
-    )
