@@ -1,6 +1,6 @@
 """Workers of the roles for tests, without a trainer around them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builders import tiny_tokenizer
@@ -11,10 +11,14 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import is_on_trunk
 from proximo.ppo import step
+from proximo.ppo.calls import Calls
+from proximo.ppo.experience import StepExperience
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import ReferenceWorker, RewardWorker
+from proximo.ppo.selection import Batch
 from proximo.ppo.step import Roles
+from proximo.ppo.step_metrics import StepOutcome
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.update.ptx import TextLoss
 from proximo.records import Experience, Passes, Scored
@@ -72,3 +76,11 @@ def experience_of(roles: Roles, batch: Sequence[Scored], *, kl_coefficient: floa
         values=None if value is None else value.values(responses),
     )
     return step.experience_of(batch, passes, state(kl_coefficient), config=roles.policy.config)[0]
+
+
+def outcome_of(made: StepExperience, *, seconds: Mapping[str, float] | None = None, **given: Any) -> StepOutcome:
+    """The outcome of a step that trained on all that it sampled, whose calls took so many seconds."""
+    scored, calls = list(made.experience.scored), Calls(step=1, memory_settings="", models={})
+    calls.seconds |= seconds or {}
+    batch = Batch(scored, [each.response for each in scored], scored, num_rollouts=1, resamples=False)
+    return StepOutcome(**({"made": made, "batch": batch, "calls": calls, "policy": None, "value": None} | given))

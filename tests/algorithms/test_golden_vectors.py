@@ -114,8 +114,8 @@ class TestTRL:
         assert_close(masked_mean(loss, self.MASK), 0.061028)
         clipped = ppo(logprobs, self.LOGPROBS, advantages, **clips).clipped
         found = policy_statistics(logprobs, self.LOGPROBS, clipped, self.MASK)
-        assert_close(found.k2 / found.num_tokens, 0.04125)
-        assert_close(found.k1 / found.num_tokens, -0.11)
+        assert_close(masked_mean(k2(self.LOGPROBS, logprobs), self.MASK), 0.04125)
+        assert_close(masked_mean(k1(self.LOGPROBS, logprobs), self.MASK), -0.11)
         assert_close(found.clipped / found.num_tokens, 0.2)
 
     def test_value_loss_and_its_statistics(self):
@@ -125,8 +125,9 @@ class TestTRL:
         assert_close(masked_mean(loss, self.MASK), 0.374580)
         found = value_statistics(values, self.TOKEN_VALUES, returns, self.MASK, clip=0.2)
         assert_close(found.clipped / found.num_tokens, 0.4)
-        assert_close(found.squared_error / found.num_tokens, 0.636177)
-        assert_close(found.values / found.num_tokens, 0.27)
+        unclipped = clipped_value_loss(values, self.TOKEN_VALUES, returns, clip=None)
+        assert_close(2 * masked_mean(unclipped, self.MASK), 0.636177)
+        assert_close(masked_mean(values, self.MASK), 0.27)
         assert_close(masked_variance(returns, self.MASK, correction=1), 0.762415)
         assert_close(masked_variance(self.TOKEN_VALUES, self.MASK, correction=1), 0.025)
 
@@ -307,7 +308,7 @@ class TestAReaL:
         found = policy_statistics(logprobs, old_logprobs, clipped, all_of(logprobs))
         assert_close(found.clipped / 4, 0.5)
         assert_close(found.ratio / 4, 2.520877)
-        assert_close(found.k1 / 4, -0.325)
+        assert_close(k1(old_logprobs, logprobs).mean(), -0.325)
 
     def test_dual_clip(self):
         logprobs, old_logprobs = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])

@@ -1,4 +1,4 @@
-"""The objectives of the policy in every branch, by hand: loss, slope along the log-prob, and what is clipped."""
+"""The losses of policy and critic in every branch, by hand: loss, slope along the log-prob, and what is clipped."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.losses import clipped_value_loss
+from proximo.algorithms.losses import clipped_value_loss, sft_loss
 from proximo.algorithms.masking import sum_of_response_means
 from proximo.algorithms.objectives import (
     TokenLosses,
@@ -222,3 +222,29 @@ def test_m2po_has_no_clip_and_no_gradient_where_a_token_is_left_out():
     assert found.clipped.tolist() == [False, False, True]
     found.loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "loss", "slope"),
+    [
+        (0.1, 1.0, 0.405, -0.9),
+        (0.5, 1.0, 0.32, 0.0),  # moved 0.5 towards the target, 0.2 counts
+        (0.5, -1.0, 1.125, 1.5),  # moved away: the full error counts
+        (-0.5, 1.0, 1.125, -1.5),
+        (0.0, 1.0, 0.5, -1.0),
+    ],
+)
+def test_value_loss_and_its_slope_in_every_branch(value, target, loss, slope):
+    values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    old_values, returns = torch.zeros(1, dtype=torch.float64), torch.tensor([target], dtype=torch.float64)
+    found = clipped_value_loss(values, old_values, returns, clip=0.2)
+    assert found.item() == pytest.approx(loss)
+    assert torch.autograd.grad(found.sum(), values)[0].item() == pytest.approx(slope)
+
+
+def test_sft_loss_is_the_negative_log_likelihood():
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 3, 6, 3])
+    logprobs = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    wanted = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(sft_loss(logprobs), wanted)

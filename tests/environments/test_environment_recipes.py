@@ -168,14 +168,14 @@ def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_p
     lines = list(dry_run(recipe(tmp_path, "tools", JUDGED)))
     assert ("", "each row of the data below begins an episode") in lines
     assert [text for name, text in lines if name == "reward"] == [
-        "environment: get_reward() of the class, after every turn",
+        "environment: what it gives",
         "judged: example_environments:judged (function), weight 1, of the episode",
     ]
     lines = list(dry_run(recipe(tmp_path, "tools", JUDGED | UNREWARDED)))
     assert ("reward", "environment: nothing, since its class has no get_reward()") in lines
     lines = list(dry_run(recipe(tmp_path, "class", {"reward": "[]", "data.sources": "[]"})))
     assert ("", "1,000 episodes, whose rows are their numbers: data has no sources") in lines
-    assert ("reward", "environment: what its steps give") in lines
+    assert ("reward", "environment: what it gives") in lines
 
 
 def test_a_dry_run_finds_what_a_row_lacks(tmp_path: Path) -> None:

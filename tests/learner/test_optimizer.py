@@ -32,20 +32,6 @@ MATRICES = ("embedding.weight", "linear.weight")
 OTHERS = ("linear.bias", "norm.weight", "norm.bias", "scale")
 
 
-def test_matrices_decay_and_biases_norms_and_scalars_do_not() -> None:
-    """With gradients of exactly 0 a step of AdamW is its decay: a factor of 1 - rate * decay."""
-    network = Network()
-    parameters = trainable_parameters(network)
-    for parameter in parameters.values():
-        nn.init.constant_(parameter, 1.5)
-        parameter.grad = torch.zeros_like(parameter)
-    make_optimizer(parameters, OptimizerOptions(learning_rate=0.1, weight_decay=0.5)).step()
-    for name in MATRICES:
-        torch.testing.assert_close(parameters[name].detach(), torch.full_like(parameters[name], 1.5 * 0.95))
-    for name in OTHERS:
-        assert torch.equal(parameters[name].detach(), torch.full_like(parameters[name], 1.5)), name
-
-
 def decaying(model: nn.Module) -> set[str]:
     parameters = trainable_parameters(model)
     groups = make_optimizer(parameters, OptimizerOptions(learning_rate=0.1, weight_decay=0.5)).param_groups

@@ -9,7 +9,7 @@ import torch
 
 from ppo_trainers import lengths, ppo_trainer
 from proximo.errors import DataError, TrainingError
-from proximo.ppo.selection import best_of, keep_best
+from proximo.ppo.selection import keep_best
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
@@ -49,11 +49,6 @@ def test_what_has_no_say_in_the_step_is_kept_last() -> None:
     assert keep([cut, scored(-2.0), scored(-3.0)]) == [0, 1]
     assert keep([cut, scored(-2.0), scored(-3.0)], truncation="mask") == [1, 2]
     assert keep([cut, scored(-2.0), scored(-3.0)], truncation="unscored") == [1, 2]
-
-
-def test_best_of_asks_its_caller_who_has_a_say() -> None:
-    group = [scored(1.0), scored(2.0), scored(3.0)]
-    assert best_of(group, 1, lambda each: each.score < 3) == [group[1]]
 
 
 def test_a_step_learns_from_the_best_and_counts_the_rest() -> None:

@@ -120,7 +120,7 @@ def test_an_answer_without_a_token_of_the_policy_is_in_no_baseline() -> None:
     prompts = [IDS[0]]
     records = made._adopt(prompts, [[20, 2], [21, 2], [22, 23]], [[1, 1], [1, 1], [0, 0]])
     scored = [Scored(response=r, score=s) for r, s in zip(records, [1.0, 2.0, 99.0], strict=True)]
-    raw = made.run_step(scored=scored).raw_advantages
+    raw = made.run_step(scored=scored).made.raw_advantages
     assert (raw.mean, raw.num_tokens) == (0.0, 4)
     assert raw.variance == pytest.approx(0.25)
 

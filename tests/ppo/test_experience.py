@@ -1,21 +1,16 @@
 """Scores become rewards, rewards advantages; what does not count, counts nowhere. Numbers worked by hand."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from proximo.config.ppo.advantage import Advantage
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.schema.fields import kinds_of, sections_of
 from proximo.ppo.experience import token_values
 from proximo.ppo.step import experience_of
 from proximo.ppo.train_state import TrainState
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
-from records_made import prompt, response, scored
+from proximo.records import Experience, Finish, Passes, Scored
+from records_made import response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 
@@ -74,23 +69,6 @@ def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
     torch.testing.assert_close(made.advantages[:3], torch.full((3,), -1.0), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("advantage", [kind for section in sections_of(Advantage) for kind in kinds_of(section)])
-def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
-    good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
-    faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
-    standardise = advantage != "pass_at_k"
-    options = {
-        "advantage": {"kind": advantage, "standardise": standardise},
-        "responses_per_prompt": 2,
-    }
-    values = [0.1] * 8 if advantage == "gae" else None
-    alone = build(good, values=values, **options)
-    with_fault = build([*good, faulty], values=None if values is None else [*values, *[math.nan] * 4], **options)
-    torch.testing.assert_close(with_fault.advantages[:6], alone.advantages)
-    assert with_fault.advantages[6:].tolist() == [0.0] * 3
-    assert not with_fault.mask[6:].any()
-
-
 @pytest.mark.parametrize(
     ("whiten", "advantages"),
     [
@@ -113,15 +91,3 @@ def test_with_the_unbiased_variance_the_numbers_are_those_of_trl(whiten: str, ad
     made, plain = (build(batch, **options, advantage={"standardise": True, "unbiased_variance": x}) for x in (1, 0))
     torch.testing.assert_close(made.advantages, torch.tensor(advantages), rtol=0, atol=1e-5)
     assert (plain.advantages - made.advantages).abs().max() > 0.05
-
-
-def test_what_does_not_count_and_what_is_equal_has_no_part_in_the_standardising_of_a_group() -> None:
-    def answer(group: str, score: float, ids: Sequence[int] = (7,), **fields: Any) -> Scored:
-        return replace(scored(score, of=response(ids, to=prompt(group))), **fields)
-
-    fault = answer("a", 9.0, (7, 7), state=ScoreState.INFRASTRUCTURE_FAULT)
-    tool = scored(3.0, of=response([7, 7, 7], to=prompt("b"), mask=[True, False, True]))
-    batch = [answer("a", 1.0), fault, answer("a", 0.0), tool, answer("b", 3.0), answer("c", 2.0)]
-    advantage = {"gae_lambda": 1.0, "standardise": "group"}
-    found = build(batch, values=[0.0] * 15, advantage=advantage, responses_per_prompt=2).advantages
-    torch.testing.assert_close(found, torch.tensor([1.0, 0, 0, -1.0, 0, 0, 0, 0, 0]), rtol=0, atol=1e-5)

@@ -13,11 +13,11 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.step import experience_of
-from proximo.ppo.step_metrics import StepOutcome, experience_metrics
+from proximo.ppo.step_metrics import experience_metrics
 from proximo.ppo.task import rows_to_log
 from proximo.records import Passes, Scored, ScoreState
 from records_made import prompt, response
-from roles_made import roles_of, state
+from roles_made import outcome_of, roles_of, state
 
 GROUPS = [(0, 3, 5), (0, 3, 2), (0, 3, 4), (1, 6, 1), (1, 6, 7), (1, 6, 3), (2, 2, 4), (2, 2, 6), (2, 2, 2)]
 """Prompt, its tokens, and the tokens of each of its three responses."""
@@ -70,15 +70,13 @@ def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple
     old, values = roles.policy.logprobs(responses), roles.value.values(responses)
     reference, _ = roles.reference.logprobs(responses)
     passes = Passes(old_logprobs=old, reference_logprobs=reference, values=values if config.uses_critic else None)
-    experience, raw, shaped = experience_of(scored, passes, state(0.1), config=config)
+    made = experience_of(scored, passes, state(0.1), config=config)
+    experience = made.experience
     roles.policy.train(experience, state(0.1))
     if config.uses_critic:
         roles.value.train(experience, state())
     found = [gradient for each in learners.values() for one in each.gradients for gradient in one.values()]
-    outcome = StepOutcome(
-        experience=experience, raw_advantages=raw, shaped_scores=shaped, policy=None, value=None, seconds={}
-    )
-    return found, {name: metric.value for name, metric in experience_metrics(outcome).items()}
+    return found, {name: metric.value for name, metric in experience_metrics(outcome_of(made), config).items()}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -17,7 +17,6 @@ from proximo.errors import ProximoError, TrainingError
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.calls import OwnCall
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward
@@ -42,10 +41,10 @@ def changed(name: str, value: Any) -> None:
     setattr(PPOConfig(), name, value)
 
 
-def spoilt(value: float) -> Any:
+def spoilt() -> Any:
     model = tiny_language_model()
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 2] = value
+        model.model.layers[1].mlp.up_proj.weight[3, 2] = torch.nan
     return model
 
 
@@ -95,7 +94,6 @@ def prompt(**given: Any) -> Prompt:
 
 OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("path as tokenizer", lambda: trainer(tokenizer="gpt2"), r"must be a tokenizer of transformers, got str: load the"),
-    ("text as seed", lambda: trainer(seed="a"), "a whole number of.*got 'a'"),
     ("fraction as seed", lambda: trainer(seed=1.5), "got 1.5"),
     ("truth as seed", lambda: trainer(seed=True), "got True"),
     ("huge seed", lambda: trainer(seed=2**200), "below 2"),
@@ -106,9 +104,13 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         "is the class AdaptiveKLController, not",
     ),
     ("controller of other arguments", lambda: trainer(kl_controller=Controller()), r"update\(kl_values\) cannot"),
-    ("optimizer as optimizers", lambda: trainer(optimizers=SGD([torch.ones(1)])), "mapping from roles.*got SGD"),
-    ("tuple as optimizers", lambda: trainer(optimizers=(None, None)), "mapping from roles.*got tuple"),
-    ("bare optimizer", lambda: trainer(optimizers={"policy": SGD([torch.ones(1)])}), r"lambda parameters: SGD\("),
+    ("optimizer as optimizers", lambda: trainer(optimizers=SGD([torch.ones(1)])), "mapping from roles.*; got SGD"),
+    ("tuple as optimizers", lambda: trainer(optimizers=(None, None)), r"mapping from roles.*; got \(None"),
+    (
+        "bare optimizer",
+        lambda: trainer(optimizers={"policy": SGD([torch.ones(1)])}),
+        "mapping from roles to their OwnOptimizer",
+    ),
     ("rate that torch refuses", lambda: own(make=lambda p: SGD(p, lr=-1)), "make.*raised ValueError: Invalid learning"),
     ("number as schedule", lambda: own(schedule=3), "schedule.*it is a int, which cannot be called"),
     ("text as norm", lambda: own(max_gradient_norm="a"), "max_gradient_norm must be a number above 0"),
@@ -122,10 +124,12 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         lambda: own(schedule=lambda update, of: 1 / 0).train(PROMPTS, reward=lengths),
         r"schedule\(0, 4\) raised ZeroDivisionError.*test_library_objects.py, line",
     ),
-    ("None as prompts", lambda: trainer().train(None, reward=lengths), "prompts must be a list of texts.*got NoneType"),
-    ("mapping as prompts", lambda: trainer().train({"a": 1}, reward=lengths), "must be a list .*got dict"),
+    (
+        "mapping as prompts",
+        lambda: trainer().train({"a": 1}, reward=lengths),
+        "prompts must be a list of texts.*got dict",
+    ),
     ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=lengths), r"and list\(x\) for several"),
-    ("set as prompts", lambda: trainer().train(set(PROMPTS), reward=lengths), "must be a list .*got set"),
     ("rows as prompts", lambda: trainer().train([{"text": "a"}], reward=lengths), "prompt 0 must be a text.*got {"),
     (
         "ids beyond in a record",
@@ -171,14 +175,11 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("error without words", trained(lambda prompts, responses, metadata: next(iter(()))), r"raised StopIteration \("),
     ("no responses", stepped(responses=None), "responses must be a list.*NoneType"),
     ("number as masks", stepped(response_masks=3), "response_masks must be a list.*int"),
-    ("no prompts", stepped(prompts=None), "prompts must be a list"),
     ("digits as scores", stepped(scores=["1", "2"]), "a score is one number.*'1'"),
-    ("function as own call", lambda: trainer(own_calls=[lengths]), "list of OwnCall, it holds a function"),
-    ("one own call", lambda: trainer(own_calls=OwnCall(at="score", function=lengths)), "got OwnCall: put it in a list"),
+    ("function as own call", lambda: trainer(own_calls=[lengths]), r"list of OwnCall.*got \[<function"),
     ("classifier as policy", lambda: trainer(policy=classifier()), "no output layer.*AutoModelForCausalLM"),
     ("policy without numbers", lambda: trainer(policy=tiny_language_model().to("meta")), "embed_tokens.*meta device"),
-    ("policy with NaN", lambda: trainer(policy=spoilt(float("nan"))), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
-    ("policy with infinity", lambda: trainer(policy=spoilt(float("inf"))), "layers.1.mlp.up_proj.weight .*not finite"),
+    ("policy with NaN", lambda: trainer(policy=spoilt()), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
     ("number as function", lambda: FunctionReward(3), "is a int, which cannot be called"),
     ("text as time-out", lambda: FunctionReward(lengths, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
     ("number as arguments", lambda: FunctionReward(lengths, kwargs=3), "must be a mapping from their names"),

@@ -11,14 +11,14 @@ import torch
 from proximo.algorithms.advantages import NOTHING_SEEN, ReturnSpread, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
-from proximo.ppo.experience import RawAdvantages, ShapedScores, count_responses, shape_scores
+from proximo.ppo.experience import RawAdvantages, ShapedScores, StepExperience, count_responses, shape_scores
 from proximo.ppo.selection import check_constant_rewards
 from proximo.ppo.step import experience_of
-from proximo.ppo.step_metrics import StepOutcome, experience_metrics
+from proximo.ppo.step_metrics import experience_metrics
 from proximo.ppo.train_state import ConstantRewardSteps, TrainState
-from proximo.ppo.update.epochs import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
+from roles_made import outcome_of
 
 FAULTY = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
 
@@ -89,16 +89,9 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
         for score, place, answer in [(5.0, 0, 1.0), (3.0, 0, 1.0), (2.0, 1, 4.0)]
     ]
     options = {"minus_reference_answer": True, "normalise": "standardise", "min_tokens": 4, "min_tokens_penalty": 1.0}
-    shaped = shape([*batch, FAULTY], **options)
-    outcome = StepOutcome(
-        experience=made([*batch, FAULTY]),
-        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9, spread=FLAT),
-        policy=Report(metrics={}, refusals=()),
-        value=None,
-        seconds={},
-        shaped_scores=shaped,
-    )
-    found = experience_metrics(outcome)
+    raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=9, spread=FLAT)
+    step = StepExperience(made([*batch, FAULTY]), raw, shape([*batch, FAULTY], **options))
+    found = experience_metrics(outcome_of(step), PPOConfig(score=options))
     told = {name: value.value for name, value in found.items() if name.startswith("score/")}
     # Beside their answers: 4, 2 and -2; mean 4/3, unbiased deviation sqrt(28/3).
     assert told == pytest.approx(

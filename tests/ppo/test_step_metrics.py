@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ import torch
 from proximo.algorithms.advantages import NOTHING_SEEN, ReturnSpread
 from proximo.algorithms.losses import policy_statistics
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.catalogue import Recorder
 from proximo.metrics.values import MetricValue
 from proximo.models.precision.placement import Precision
-from proximo.ppo.experience import RawAdvantages, sequence_kl
+from proximo.ppo.experience import RawAdvantages, StepExperience, sequence_kl
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
 from proximo.ppo.update.epochs import Report
 from proximo.ppo.update.guards import broken_limits
 from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored
+from roles_made import outcome_of
 
 PPO = PPOObjectiveConfig()
 
@@ -49,12 +52,17 @@ def experience(**changes) -> Experience:
     return replace(made, **changes)
 
 
-def outcome(made: Experience, **changes) -> StepOutcome:
-    raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=5, spread=SPREAD)
-    base = StepOutcome(
-        experience=made, raw_advantages=raw, policy=Report(metrics={}, refusals=()), value=None, seconds={}
-    )
-    return replace(base, **changes)
+RAW = RawAdvantages(mean=0.4, variance=0.25, num_tokens=5, spread=SPREAD)
+GROUPS = PPOConfig(advantage="group_centred", responses_per_prompt=2)
+
+
+def outcome(made: Experience, *, raw: RawAdvantages = RAW, **changes: Any) -> StepOutcome:
+    shaped: Any = None
+    return outcome_of(StepExperience(made, raw, shaped), **({"policy": Report(metrics={}, refusals=())} | changes))
+
+
+def measured(made: Experience, *, config: PPOConfig = GROUPS, **changes: Any) -> dict[str, float]:
+    return line(experience_metrics(outcome(made, **changes), config))
 
 
 def line(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
@@ -102,7 +110,7 @@ EXPECTED = {
 
 
 def test_a_step_in_numbers_worked_by_hand() -> None:
-    assert line(experience_metrics(outcome(experience()))) == pytest.approx(EXPECTED, rel=1e-5)
+    assert measured(experience()) == pytest.approx(EXPECTED, rel=1e-5)
 
 
 def test_length_and_score_are_correlated_where_both_differ() -> None:
@@ -118,13 +126,13 @@ def test_length_and_score_are_correlated_where_both_differ() -> None:
 
 def test_a_response_without_a_token_that_counts_has_no_part_in_the_means_of_reward_and_kl() -> None:
     made = experience(mask=torch.tensor([True] * 3 + [False] * 6))
-    found = line(experience_metrics(outcome(made)))
+    found = measured(made)
     assert (found["reward/mean"], found["kl/sequence"]) == (pytest.approx(2.3), pytest.approx(-0.5))
 
 
 def test_a_run_without_a_reference_has_no_kl() -> None:
     made = experience(reference_logprobs=None)
-    found = line(experience_metrics(outcome(made)))
+    found = measured(made)
     assert found == pytest.approx({k: v for k, v in EXPECTED.items() if not k.startswith("kl/")}, rel=1e-5)
     assert sequence_kl(made) == [None, None, None]
 
@@ -144,7 +152,7 @@ def test_a_token_that_the_policy_did_not_write_counts_nowhere() -> None:
         for name in ("old_logprobs", "reference_logprobs", "rewards", "returns")
     }
     raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=4, spread=SPREAD)
-    found = line(experience_metrics(outcome(experience(mask=mask, **poisoned), raw_advantages=raw)))
+    found = measured(experience(mask=mask, **poisoned), raw=raw)
     assert found["reward/mean"] == pytest.approx((2.1 + 0.1) / 2)
     assert found["policy/entropy"] == pytest.approx((1 + 3 + 0.5 + 1.5) / 4)
     assert found["kl/sequence"] == pytest.approx((-0.5 + 0.0) / 2)
@@ -173,7 +181,7 @@ def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
     names = ("p0", "p1", "p2", "p0", "p1", "p2", "p3")
     made = one_token_each(names, [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], mask=torch.tensor([True] * 6 + [False]))
     lost = scored(NAN, of=response((7,), to=prompt("p3")), state=ScoreState.INFRASTRUCTURE_FAULT)
-    found = line(experience_metrics(outcome(replace(made, scored=(*made.scored[:6], lost)))))
+    found = measured(replace(made, scored=(*made.scored[:6], lost)))
     assert found["group/zero_advantage_fraction"] == pytest.approx(2 / 3)
     assert "value/explained_variance" not in found
 
@@ -181,15 +189,15 @@ def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
 def test_a_group_of_equals_counts_as_teaching_nothing_after_standardising_too() -> None:
     """Standardising moved all advantages by the same: those of a group of equals are equal still, but not 0."""
     made = one_token_each(("p0", "p0", "p1", "p1"), [-0.2, 0.5, -0.2, -0.2])
-    assert line(experience_metrics(outcome(made)))["group/zero_advantage_fraction"] == 0.5
-    assert "group/zero_advantage_fraction" not in experience_metrics(outcome(made, compares_groups=False))
+    assert measured(made)["group/zero_advantage_fraction"] == 0.5
+    assert "group/zero_advantage_fraction" not in measured(made, config=PPOConfig())
 
 
 def test_where_nothing_could_be_scored_only_the_count_of_faults_is_left() -> None:
     lost = tuple(scored(NAN, of=each.response, state=ScoreState.INFRASTRUCTURE_FAULT) for each in batch())
     made = experience(scored=lost, mask=torch.zeros(9, dtype=torch.bool), values=None, returns=None)
     raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=0, spread=SPREAD)
-    assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {
+    assert measured(made, raw=raw) == {
         "response/unscored": 3.0,
         "reward/std": 0.5,
     }

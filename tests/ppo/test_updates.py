@@ -1,6 +1,5 @@
 """Gradients do not depend on how an update is cut, nor on what stands outside the mask. Policy and value alike."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -140,40 +139,6 @@ def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_fro
     assert all(not gradient.any() for gradient in nothing.values())
 
 
-def singly(**options) -> list[dict[str, Tensor]]:
-    """The gradient of each response alone: of the sum over its tokens, in the order of the batch."""
-    found = []
-    for index in range(len(LENGTHS)):
-        policy, value = models(torch.float64)
-        alone = config(**options, policy_loss={"aggregation": {"kind": "constant", "divisor": 1}})
-        roles, experience = make(policy, value, alone)
-        others = torch.cat([torch.full((n,), i == index) for i, (_, n) in enumerate(LENGTHS)])
-        roles.policy.learner = learner = Gathered(policy.model)
-        roles.policy.train(replace(experience, mask=others), state(0.1))
-        found += learner.gradients
-    return found
-
-
-@pytest.mark.parametrize(
-    ("loss", "weights"),
-    [
-        ({"aggregation": "token_mean"}, [1 / 29] * 6),
-        ({"aggregation": "response_mean"}, [1 / (6 * n) for _, n in LENGTHS]),
-        ({"aggregation": {"kind": "constant", "divisor": 7}}, [1 / (6 * 7)] * 6),
-        ({"aggregation": "constant"}, [1 / (6 * 11)] * 6),
-    ],
-)
-def test_an_average_weighs_the_responses_as_it_says(loss: dict, weights: list[float]) -> None:
-    """The gradient of the whole from those of the responses, each of which was alone in its update.
-
-    Up to the rounding of Llama's norm, which takes gradients through float32.
-    """
-    rollout = {"max_new_tokens": 11}
-    parts = singly(rollout=rollout)
-    wanted = {name: sum(w * part[name] for w, part in zip(weights, parts, strict=True)) for name in parts[0]}
-    assert worst_difference(gradients("policy", rollout=rollout, policy_loss=loss), wanted) < 1e-6
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_entropy_bonus_is_the_entropy_of_the_next_token_at_the_temperature(temperature: float) -> None:
     """From the logits of transformers' own forward, response by response."""
@@ -191,30 +156,6 @@ def test_the_entropy_bonus_is_the_entropy_of_the_next_token_at_the_temperature(t
     bonus = gradients("policy", rollout=rollout, policy_loss={"entropy_coefficient": 100.0})
     found = {name: (plain[name] - bonus[name]) / 100 for name in plain}
     assert worst_difference(entropy, found) < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["truncated", "masked"])
-def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
-    """The sampler's log-probs are -1 in these records; PPO's loss scales with its advantages."""
-    policy, value = models(torch.float64)
-    roles, experience = make(policy, value, config(policy_loss={"behaviour_weight": {"kind": kind, "cap": 1.5}}))
-    ratios = [math.exp(float(old) + 1) for old in experience.old_logprobs]
-    ratios[3] = 9.0
-    old = experience.old_logprobs.clone()
-    old[3] = -1 + math.log(9)
-    experience = replace(experience, old_logprobs=old)
-    roles.policy.learner = found = Gathered(policy.model)
-    report = roles.policy.train(experience, state(0.1))
-    assert report.metrics["policy/behaviour_weight"].value == pytest.approx(sum(ratios) / 29)
-    assert report.metrics["policy/behaviour_clip_fraction"].value == sum(r > 1.5 for r in ratios) / 29
-
-    beyond = 1.5 if kind == "truncated" else 0.0
-    weights = torch.tensor([r if r <= 1.5 else beyond for r in ratios], dtype=torch.float64)
-    policy, value = models(torch.float64)
-    roles, _ = make(policy, value, config())
-    roles.policy.learner = wanted = Gathered(policy.model)
-    roles.policy.train(replace(experience, advantages=weights * experience.advantages), state(0.1))
-    assert worst_difference(wanted.gradients[0], found.gradients[0]) < 1e-10
 
 
 @pytest.mark.parametrize("budget", [1, 17, 30])

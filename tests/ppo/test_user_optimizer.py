@@ -134,7 +134,7 @@ class Rateless(SGD):
 @pytest.mark.parametrize(
     ("own", "options", "reason"),
     [
-        ({"policy": plain}, {}, r"optimizers\['policy'\] must be an OwnOptimizer, got function"),
+        ({"policy": plain}, {}, "mapping from roles to their OwnOptimizer.*got {'policy': <function"),
         ({"critic": OwnOptimizer(make=plain)}, {}, "an entry 'critic', but the trained models are policy and value"),
         (
             {"value": OwnOptimizer(make=plain)},

@@ -58,8 +58,7 @@ def fixed_responses():
     return trainer().generate(PROMPTS)
 
 
-@pytest.mark.parametrize("normalise", KINDS)
-@pytest.mark.parametrize("start", list(HeadStart))
+@pytest.mark.parametrize(("normalise", "start"), list(zip(KINDS, HeadStart, strict=True)))
 def test_scores_of_a_thousandfold_size_teach_the_same(normalise: str, start: HeadStart) -> None:
     """Where the critic claims anything, that of the second run begins a thousandfold larger too."""
     small, large = (trainer(normalise=normalise, value=critic(start)) for _ in range(2))
@@ -88,8 +87,7 @@ def test_a_critic_that_claims_nothing_is_given_the_mean_of_the_scores(normalise:
     assert shifted[0]["value/clip_fraction"] == pytest.approx(history[0]["value/clip_fraction"])
 
 
-@pytest.mark.parametrize("normalise", KINDS)
-@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(("normalise", "adapter"), [("exponential", False), ("cumulative", True)])
 def test_the_head_is_rescaled_so_that_no_value_changes(normalise: str, adapter: bool) -> None:
     value = critic(HeadStart.NORMAL)
     made = trainer(value=value.with_adapter(LoRAOptions(rank=2)) if adapter else value, normalise=normalise)

@@ -121,7 +121,7 @@ def test_average_and_reference_follow_with_a_decay_each() -> None:
 
 def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> None:
     made = trainer(kl="none", advantage={"least_spread": 0.05}, score={"scale": 2.0, "normalise": "scale"})
-    spreads = [made.run_step(scored=_scored(made)).raw_advantages.spread for _ in range(2)]
+    spreads = [made.run_step(scored=_scored(made)).made.raw_advantages.spread for _ in range(2)]
     doubled = [2 * score for score in SCORES]
     returns = [x / stdev(doubled * steps) for steps in (1, 2) for x in doubled]
     for seen, wanted in (

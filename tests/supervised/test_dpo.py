@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,19 @@ def plain_logprob(
 
 
 def plain_loss(
-    policy: PreTrainedModel, reference: PreTrainedModel, smoothing: float | None
+    policy: PreTrainedModel, reference: PreTrainedModel, data: list[PreferencePair], smoothing: float | None
 ) -> tuple[torch.Tensor, Any]:
     """The mean over the pairs, one sequence at a time (of IPO, without a smoothing); rewards and log-probs of each.
 
     Log-ratios are sums over whole answers, as in the papers, not means over tokens.
     """
     total, seen = torch.zeros((), dtype=torch.float64), []
-    for pair in pairs():
+    for pair in data:
+        answers = list(zip(pair_sequences(pair), (pair.chosen_mask, pair.rejected_mask), strict=True))
         start = len(pair.prompt_token_ids)
-        logprobs = [plain_logprob(policy, sequence, start) for sequence in pair_sequences(pair)]
+        logprobs = [plain_logprob(policy, sequence, start, mask) for sequence, mask in answers]
         with torch.no_grad():
-            wanted = [plain_logprob(reference, sequence, start) for sequence in pair_sequences(pair)]
+            wanted = [plain_logprob(reference, sequence, start, mask) for sequence, mask in answers]
         rewards = [BETA * (mine - theirs) for mine, theirs in zip(logprobs, wanted, strict=True)]
         right = torch.sigmoid(rewards[0] - rewards[1])
         if smoothing is None:
@@ -67,11 +69,29 @@ def plain_loss(
     return total / len(seen), seen
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, None], ids=["plain", "smoothed", "ipo"])
-def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing: float | None) -> None:
+def masked_pairs() -> list[PreferencePair]:
+    """Some answers count whole, of others the first and the last token do not, or the second."""
+    made = pairs()
+    for number in (0, 3):
+        ids = made[number].chosen_token_ids
+        made[number] = replace(made[number], chosen_mask=(False, *[True] * (len(ids) - 2), False))
+    ids = made[3].rejected_token_ids
+    made[3] = replace(made[3], rejected_mask=(True, False, *[True] * (len(ids) - 2)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("data", "smoothing", "budget"),
+    [(pairs, 0.0, 8192), (pairs, 0.1, 8192), (pairs, None, 8192), (masked_pairs, 0.0, 8192), (masked_pairs, 0.0, 20)],
+    ids=["plain", "smoothed", "ipo", "tokens that no assistant wrote", "the same in several micro-batches"],
+)
+def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(
+    data: Callable[[], list[PreferencePair]], smoothing: float | None, budget: int
+) -> None:
     plain, plain_reference = plain_models()
-    loss, seen = plain_loss(plain, plain_reference, smoothing)
-    made = dpo_task(*two_models(), **({"loss": "ipo"} if smoothing is None else {"label_smoothing": smoothing}))
+    loss, seen = plain_loss(plain, plain_reference, data(), smoothing)
+    kind = {"loss": "ipo"} if smoothing is None else {"label_smoothing": smoothing}
+    made = dpo_task(*two_models(), data(), tokens_per_microbatch=budget, **kind)
     metrics, found = first_update(made)
     assert metrics["dpo/loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert worst_difference(gradients_of(plain, loss), found) < 1e-9
@@ -90,34 +110,6 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing
     assert record.metrics["evaluation/logprob_chosen"].value == pytest.approx(metrics["dpo/logprob_chosen"], rel=1e-9)
     for sample, (rewards, _) in zip(record.samples, seen, strict=True):
         assert [sample["score_chosen"], sample["score_rejected"]] == pytest.approx(rewards, rel=1e-9)
-
-
-def masked_pairs() -> list[PreferencePair]:
-    """Some answers count whole, of others the first and the last token do not, or the second."""
-    made = pairs()
-    for number in (0, 3):
-        ids = made[number].chosen_token_ids
-        made[number] = replace(made[number], chosen_mask=(False, *[True] * (len(ids) - 2), False))
-    ids = made[3].rejected_token_ids
-    made[3] = replace(made[3], rejected_mask=(True, False, *[True] * (len(ids) - 2)))
-    return made
-
-
-@pytest.mark.parametrize("budget", [20, 8192])
-def test_tokens_that_no_assistant_wrote_are_read_and_not_learned(budget: int) -> None:
-    plain, plain_reference = plain_models()
-    losses = []
-    for pair in masked_pairs():
-        start, rewards = len(pair.prompt_token_ids), []
-        for ids, mask in zip(pair_sequences(pair), (pair.chosen_mask, pair.rejected_mask), strict=True):
-            wanted = plain_logprob(plain_reference, ids, start, mask).detach()
-            rewards.append(BETA * (plain_logprob(plain, ids, start, mask) - wanted))
-        losses.append(-torch.nn.functional.logsigmoid(rewards[0] - rewards[1]))
-    loss = torch.stack(losses).mean()
-    made = dpo_task(*two_models(), masked_pairs(), tokens_per_microbatch=budget)
-    assert worst_difference(gradients_of(plain, loss), first_update(made)[1]) < 1e-9
-    record = made.evaluate()
-    assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
 
 
 def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Controllers of the KL coefficient: pure functions of numbers, and two objects that keep the coefficient.
+"""Controllers of the KL coefficient: the adaptive one as a function, and two objects that keep the coefficient.
 
-Both functions have one call shape, so that a loop may hold either (the adaptive one with its target and horizon bound).
 The objects are for your own loops; the trainer keeps its coefficient in the state that its checkpoints save.
 """
 
@@ -23,12 +22,6 @@ class KLController(Protocol):
     def update(self, kl_values: KLValues) -> float:
         """The next coefficient, from the KL of each sequence since the last update."""
         ...
-
-
-def constant_kl(coefficient: float, *, observed: float, num_sequences: int) -> float:
-    """The unchanged coefficient, in the call shape of `adaptive_kl`."""
-    del observed, num_sequences
-    return coefficient
 
 
 def adaptive_kl(coefficient: float, *, observed: float, target: float, horizon: float, num_sequences: int) -> float:
@@ -75,7 +68,7 @@ class ConstantKLController:
 
     def update(self, kl_values: KLValues) -> float:
         """The coefficient, which never changes."""
-        self.coefficient = constant_kl(self.coefficient, observed=math.nan, num_sequences=len(kl_values))
+        del kl_values
         return _write(self.coefficient, self._model)
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from proximo.algorithms.kl import bounded_exp, k2, k3
+from proximo.algorithms.kl import bounded_exp, k3
 from proximo.algorithms.masking import masked_variance
 
 
@@ -52,10 +52,8 @@ class PolicyStatistics:
     """Tokens with a loss that a bound changed (`objectives.TokenLosses.clipped`)."""
     ratio: Shaped[Tensor, ""]
     ratio_squared: Shaped[Tensor, ""]
-    k1: Shaped[Tensor, ""]
-    """Old - new log-probs. Like k2 and k3 it estimates KL(old policy || policy): the old one wrote the tokens."""
-    k2: Shaped[Tensor, ""]
     k3: Shaped[Tensor, ""]
+    """An estimate of KL(old policy || policy): the old one wrote the tokens."""
     abs_log_ratio: Shaped[Tensor, ""]
     max_abs_log_ratio: Shaped[Tensor, ""]
     """The maximum, not a sum; 0 over no tokens."""
@@ -68,8 +66,6 @@ class PolicyStatistics:
             clipped=self.clipped + other.clipped,
             ratio=self.ratio + other.ratio,
             ratio_squared=self.ratio_squared + other.ratio_squared,
-            k1=self.k1 + other.k1,
-            k2=self.k2 + other.k2,
             k3=self.k3 + other.k3,
             abs_log_ratio=self.abs_log_ratio + other.abs_log_ratio,
             max_abs_log_ratio=torch.maximum(self.max_abs_log_ratio, other.max_abs_log_ratio),
@@ -92,8 +88,6 @@ def policy_statistics(
         clipped=clipped[mask].sum(),
         ratio=ratio.sum(),
         ratio_squared=ratio.square().sum(),
-        k1=(old_logprobs - logprobs).sum(),
-        k2=k2(old_logprobs, logprobs).sum(),
         k3=k3(old_logprobs, logprobs).sum(),
         abs_log_ratio=(logprobs - old_logprobs).abs().sum(),
         max_abs_log_ratio=torch.cat([logprobs.new_zeros(1), (logprobs - old_logprobs).abs()]).amax(),
@@ -107,19 +101,9 @@ class ValueStatistics:
     num_tokens: Shaped[Tensor, ""]
     clipped: Shaped[Tensor, ""]
     """Tokens with the larger loss in the clipped branch."""
-    squared_error: Shaped[Tensor, ""]
-    """(V - R)^2, without the factor 1/2 of the loss and without clipping."""
-    values: Shaped[Tensor, ""]
-    returns: Shaped[Tensor, ""]
 
     def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
-        return ValueStatistics(
-            num_tokens=self.num_tokens + other.num_tokens,
-            clipped=self.clipped + other.clipped,
-            squared_error=self.squared_error + other.squared_error,
-            values=self.values + other.values,
-            returns=self.returns + other.returns,
-        )
+        return ValueStatistics(num_tokens=self.num_tokens + other.num_tokens, clipped=self.clipped + other.clipped)
 
 
 @torch.no_grad()
@@ -140,9 +124,6 @@ def value_statistics(
     return ValueStatistics(
         num_tokens=mask.sum(),
         clipped=(clipped_value_loss(values, old_values, returns, clip=clip) > plain).sum(),
-        squared_error=(values - returns).square().sum(),
-        values=values.sum(),
-        returns=returns.sum(),
     )
 
 
@@ -153,7 +134,7 @@ def explained_variance(
     """1 - variance(returns - values) / variance(returns) over the mask, a scalar.
 
     1 is perfect, 0 no better than a constant, below 0 worse. Where the returns do not vary it is defined as 0. A
-    constant offset of the values does not change it; `ValueStatistics.squared_error` shows that.
+    constant offset of the values does not change it.
     """
     spread = masked_variance(returns, mask)
     unexplained = masked_variance(returns - values, mask)

@@ -198,14 +198,9 @@ def check_own_calls(own: Sequence[OwnCall], known: Mapping[str, int]) -> None:
 
     `known`: call of this configuration's steps -> number of its inputs.
     """
-    if isinstance(own, OwnCall) or not is_list(own):
-        raise ConfigError(f"own_calls must be a list of OwnCall, got {type(own).__name__}: put it in a list")
+    if not is_list(own) or not all(isinstance(each, OwnCall) for each in own):
+        raise ConfigError(f'own_calls must be a list of OwnCall(at="score", function=...), got {own!r:.80}')
     for each in own:
-        if not isinstance(each, OwnCall):
-            raise ConfigError(
-                f"own_calls must be a list of OwnCall, it holds a {type(each).__name__}: write "
-                'OwnCall(at="score", function=...)'
-            )
         if each.does not in ("replace", "amend", "measure"):
             raise ConfigError(f"own call {each.name}: does must be replace, amend or measure, got {each.does!r}")
         if each.at not in known:
@@ -223,15 +218,13 @@ def check_own_calls(own: Sequence[OwnCall], known: Mapping[str, int]) -> None:
 def _numbers(own: OwnCall, found: Any) -> dict[str, float]:
     """What a call of yours measured; None counts as nothing. Raises ConfigError for anything but numbers by name."""
     found = {} if found is None else found
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or not all(
+        re.fullmatch(COMPONENT, str(name)) and hasattr(number, "__float__") and not isinstance(number, bool)
+        for name, number in found.items()
+    ):
         raise ConfigError(
-            f"own call {own.name} at {own.at} measures: it must return numbers by name, such as "
-            f'{{"longest": 12}}, or None; got {type(found).__name__}'
+            f"own call {own.name} at {own.at} measures: it must return numbers by names of letters, digits, '_', '.' "
+            f"and '-', such as {{\"longest\": 12}}, or None; got {found!r:.80}"
         )
-    for name, number in found.items():
-        if re.fullmatch(COMPONENT, str(name)) is None:
-            raise ConfigError(f"own call {own.name}: a name is letters, digits, '_', '.' and '-', got {name!r}")
-        if isinstance(number, bool | str) or not hasattr(number, "__float__"):
-            raise ConfigError(f"own call {own.name}: {name} must be a number, got {type(number).__name__}")
     numbers = {name: float(number) for name, number in found.items()}
     return {name: number for name, number in numbers.items() if math.isfinite(number)}

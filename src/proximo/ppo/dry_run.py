@@ -10,8 +10,7 @@ from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
-from proximo.config.engine import VLLMEngineConfig
-from proximo.config.environment import ROWS, EnvironmentConfig, ProgramEnvironmentConfig, ToolsEnvironmentConfig
+from proximo.config.environment import ROWS, EnvironmentConfig, ToolsEnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import FunctionRewardConfig
@@ -147,7 +146,8 @@ def _roles(recipe: PPORecipe, tools: Any) -> Iterator[Line]:
     yield "reference", reference or "none: ppo.kl is none"
     yield "value", _value(recipe)
     if recipe.engine.kind == "vllm":
-        yield "engine", _engine(recipe.engine)
+        addresses = ", ".join(recipe.engine.addresses)
+        yield "engine", f"vLLM at {addresses}" if addresses else f"vLLM, {recipe.engine.replicas} started by the run"
     if staleness := recipe.ppo.rollout.staleness:
         yield "rollout", f"sampled while the learner trains, at most {count_of(staleness, 'step')} ahead"
     if recipe.environment is not None:
@@ -169,21 +169,8 @@ def _environment(recipe: PPORecipe, environment: EnvironmentConfig, tools: Any) 
     yield "environment", f"{named}, {environment.workers} at once, at most {count_of(environment.max_turns, 'turn')}"
     numbers = f"{count_of(environment.num_rows, 'episode')}, whose rows are their numbers: data has no sources"
     yield "", numbers if _is_numbered(recipe) else "each row of the data below begins an episode"
-    match environment:
-        case ToolsEnvironmentConfig() if gives_reward(tools):
-            yield "reward", "environment: get_reward() of the class, after every turn"
-        case ToolsEnvironmentConfig():
-            yield "reward", "environment: nothing, since its class has no get_reward()"
-        case ProgramEnvironmentConfig():
-            yield "reward", "environment: what the program returns"
-        case _:
-            yield "reward", "environment: what its steps give"
-
-
-def _engine(engine: VLLMEngineConfig) -> str:
-    if engine.addresses:
-        return f"vLLM at {', '.join(engine.addresses)}"
-    return f"vLLM, {engine.replicas} started by the run"
+    is_silent = isinstance(environment, ToolsEnvironmentConfig) and not gives_reward(tools)
+    yield "reward", f"environment: {'nothing, since its class has no get_reward()' if is_silent else 'what it gives'}"
 
 
 def _value(recipe: PPORecipe) -> str:

@@ -118,7 +118,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     _check_context(recipe, data, scorers, {"policy": policy, "reference": reference, "value": value})
     unsaved = _unsaved_models(recipe, policy, reference, value, sources)
-    fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.inputs)
+    fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.fingerprints)
     if served is not None:
         fingerprint["models"] |= {"reference": f"served: {served.model_name}"}
     # After fingerprints were taken, which are of the weights on disk.
@@ -337,7 +337,8 @@ def _check_context(
     for role, model in scorers.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
     if (policy := models["policy"]) is not None:
-        config, texts = policy.base.config, data.texts.longest
+        texts = max((len(text.token_ids) for text in data.texts.examples or ()), default=0)
+        config = policy.base.config
         check_lengths(config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data")
 
 

@@ -87,7 +87,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)
-    own_engine, play = engine is None, _as_it_is if environments is None else environments.engine
+    own_engine, play = engine is None, (lambda engine: engine) if environments is None else environments.engine
 
     def built_in(model: LanguageModel) -> Engine:
         return on_ranks(play(built_in_engine(model, tokenizer, config)))
@@ -155,10 +155,6 @@ def _ahead(
         policy.frozen_copy(), tokenizer, eos_token_ids=endings, max_num_seqs=max_num_seqs, owns_model=True
     )
     return RolloutsAhead(play(copied), plan, copies_weights=True)
-
-
-def _as_it_is(engine: Engine) -> Engine:
-    return engine
 
 
 def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageModel | ScalarModel | None) -> None:
@@ -247,20 +243,15 @@ def make_learners(
 
 
 def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: PPOConfig) -> None:
-    if not isinstance(own, Mapping):
+    if not isinstance(own, Mapping) or not all(isinstance(each, OwnOptimizer) for each in own.values()):
         raise ConfigError(
-            f"optimizers must be a mapping from roles to optimizers, got {type(own).__name__}: write "
-            'optimizers={"policy": OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))}'
+            "optimizers must be a mapping from roles to their OwnOptimizer, which makes one that holds the trainer's "
+            'own weights: {"policy": OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))}; '
+            f"got {own!r:.80}"
         )
-    for role, optimizer in own.items():
+    for role in own:
         if role not in trained:
             raise ConfigError(f"optimizers has an entry {role!r}, but the trained models are {' and '.join(trained)}")
-        if not isinstance(optimizer, OwnOptimizer):
-            name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-            raise ConfigError(
-                f"optimizers[{role!r}] must be an OwnOptimizer, got {name}: write OwnOptimizer(make=lambda parameters: "
-                f"{name}(parameters, lr=...)), since it must hold the trainer's own weights"
-            )
         if f"{role}_optimizer" in config.model_fields_set:
             raise ConfigError(
                 f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the "

@@ -1,9 +1,9 @@
 """What a PPO run reads besides models: prompts or rows of episodes, reference answers, PTX texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,29 +20,23 @@ from proximo.records import Prompt, Response
 from proximo.run.make.data import SplitRows, evaluation_notes, options_of, read_split
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Texts:
-    """PTX texts with fingerprints and notes; empty if the recipe has no `ptx_data`."""
+class Texts(NamedTuple):
+    """PTX texts; None if the recipe has no `ptx_data`."""
 
-    examples: Sequence[TextExample] | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text; 0 if there is none."""
-        return max((len(text.token_ids) for text in self.examples or ()), default=0)
+    examples: Sequence[TextExample] | None
+    fingerprints: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> Texts:
     if recipe.ptx_data is None:
-        return Texts()
+        return Texts(None, {}, ())
     rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
     examples, report = load_text_examples(
         rows.training, tokenizer, options_of(ExampleOptions, recipe.ptx_data), cache=cache
     )
     notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
-    return Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
+    return Texts(examples, {"ptx_data": rows.fingerprints}, notes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

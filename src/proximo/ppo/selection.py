@@ -68,7 +68,8 @@ def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
     """Best of n: keep `responses_per_prompt` of the `samples_per_prompt` responses to each prompt, in sampling order.
 
     Responses are ranked by raw score; those that do not count or have no score come last. A loss over pairs keeps the
-    best and the worst one. Raises DataError if a prompt has another number of responses.
+    best and the worst one, of equal best ones the first, of equal worst ones the last. Raises DataError if a prompt has
+    another number of responses.
     """
     size = config.sampled_per_prompt
     groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
@@ -81,29 +82,14 @@ def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
     def eligible(scored: Scored) -> bool:
         return counts(scored, config) and has_score(scored, config)
 
-    if config.policy_loss.objective.is_pairwise:
-        kept = [best_and_worst_of(group, eligible) for group in groups]
-    else:
-        kept = [best_of(group, config.responses_per_prompt, eligible) for group in groups]
-    return [scored for group in kept for scored in group]
-
-
-def best_of(group: Sequence[Scored], num_kept: int, eligible: Callable[[Scored], bool]) -> list[Scored]:
-    """The `num_kept` responses with the highest scores, in their given order.
-
-    The first of equal ones is kept. Responses that are not eligible come last.
-    """
-    return [group[index] for index in sorted(_ranked(group, eligible)[:num_kept])]
-
-
-def best_and_worst_of(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[Scored]:
-    """The responses with the highest and the lowest score, in their given order.
-
-    The first of equal best ones and the last of equal worst ones. Another response stands in for an eligible one that
-    is missing.
-    """
-    ranked, num_eligible = _ranked(group, eligible), sum(eligible(scored) for scored in group)
-    return [group[index] for index in sorted((ranked[0], ranked[max(2, num_eligible) - 1]))]
+    kept: list[Scored] = []
+    for group in groups:
+        chosen = ranked = _ranked(group, eligible)
+        if config.policy_loss.objective.is_pairwise:
+            worst = max(2, sum(map(eligible, group))) - 1  # another stands in for an eligible one that is missing
+            chosen = [ranked[0], ranked[worst]]
+        kept += [group[index] for index in sorted(chosen[: config.responses_per_prompt])]
+    return kept
 
 
 def _ranked(group: Sequence[Scored], eligible: Callable[[Scored], bool]) -> list[int]:

@@ -133,8 +133,9 @@ def ppo_step(  # noqa: C901, PLR0912, PLR0915 - the page of PPO, each call of a 
         call("move_average", "average", average.move, policy)
     if config.kl.reference_every_steps is not None and not isinstance(reference, ServedReferenceWorker | None):
         call("follow_policy", "reference", reference.follow, after, policy)
-    outcome = outcome_of(call, made, batch, policy_report, value_report, state=state, config=config)
-    return replace(outcome, is_scored=given is not None or reward.is_scored), after
+    outcome = StepOutcome(made=made, batch=batch, policy=policy_report, value=value_report, calls=call)
+    coefficient = state.kl_coefficient if config.kl.needs_reference else None
+    return replace(outcome, kl_coefficient=coefficient, is_scored=given is not None or reward.is_scored), after
 
 
 def experience_of(scored: Sequence[Scored], passes: Passes, state: TrainState, *, config: PPOConfig) -> StepExperience:
@@ -172,35 +173,6 @@ def next_state(
         score_moments=made.shaped_scores.moments,
         return_moments=made.raw_advantages.spread.seen,
         constant_reward_steps=state.constant_reward_steps.after(batch.sampled, task_reward=config.task_reward),
-    )
-
-
-def outcome_of(
-    call: Calls,
-    made: StepExperience,
-    batch: Batch,
-    policy: Report | None,
-    value: Report | None,
-    *,
-    state: TrainState,
-    config: PPOConfig,
-) -> StepOutcome:
-    """The results of a step for its metrics. `state`: before the step."""
-    chooses = config.samples_per_prompt is not None or batch.resamples
-    return StepOutcome(
-        experience=made.experience,
-        raw_advantages=made.raw_advantages,
-        shaped_scores=made.shaped_scores if config.shapes_scores else None,
-        policy=policy,
-        value=value,
-        candidates=batch.sampled if chooses else None,
-        num_rollouts=batch.num_rollouts if batch.resamples else None,
-        kl_coefficient=state.kl_coefficient if config.kl.needs_reference else None,
-        compares_groups=config.advantage.needs_groups,
-        seconds=call.seconds,
-        own_seconds=call.own_seconds,
-        measured=call.measured,
-        trace=tuple(call.trace),
     )
 
 

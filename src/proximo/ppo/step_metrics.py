@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
-from proximo.ppo.calls import PHASES, TracedCall
+from proximo.ppo.calls import PHASES, Calls, TracedCall
 from proximo.ppo.episodes import episode_metrics
 from proximo.ppo.experience import (
-    RawAdvantages,
     ShapedScores,
+    StepExperience,
     counted_mask,
     counted_responses,
     group_ids,
@@ -30,8 +30,9 @@ from proximo.ppo.experience import (
     token_values,
 )
 from proximo.ppo.roles.policy import sampled_logprobs
-from proximo.ppo.update.epochs import Report, first_minibatch_metrics
-from proximo.ppo.update.guards import broken_limits
+from proximo.ppo.selection import Batch
+from proximo.ppo.update.epochs import Report
+from proximo.ppo.update.guards import broken_limits, first_minibatch
 from proximo.records import Experience, Scored
 from proximo.rollout.asynchronous import Rollouts
 
@@ -50,34 +51,42 @@ class StepAhead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """The results of one step: experience, reports of the updates, and seconds of each call."""
+    """The results of one step: its responses, their experience, the reports of the updates, and its calls."""
 
-    experience: Experience
-    raw_advantages: RawAdvantages
+    made: StepExperience
+    batch: Batch
+    """The responses that it trained on, among all that it sampled."""
     policy: Report | None
     """None during critic warm-up."""
     value: Report | None
-    seconds: Mapping[str, float]
+    calls: Calls
+    """Its calls in order, their seconds, and what calls of yours measured."""
     kl_coefficient: float | None = None
     """The coefficient in this step; None in a run without KL."""
-    shaped_scores: ShapedScores | None = None
-    """None in a run without score shaping."""
     is_scored: bool = True
     """False in a run without a reward, whose scores mean nothing."""
-    compares_groups: bool = True
-    """Whether a critic-free baseline is computed from the responses to one prompt."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Name -> number that calls of yours measured."""
-    own_seconds: float = 0.0
-    """Seconds of calls of yours, but for those in place of one of the step."""
-    trace: tuple[TracedCall, ...] = ()
-    """The calls that the step made, in order."""
-    num_rollouts: int | None = None
-    """Rollouts of this step; None where a step has one."""
     ahead: StepAhead | None = None
     """None in a synchronous step."""
-    candidates: Sequence[Scored] | None = None
-    """All sampled responses of best of n, or of several rollouts; None if the step trains on all of them."""
+
+    @property
+    def experience(self) -> Experience:
+        """What the updates learned from."""
+        return self.made.experience
+
+    @property
+    def sampled(self) -> Sequence[Scored]:
+        """All sampled responses, including those that are not trained on."""
+        return self.batch.sampled
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Name of a call -> its wall-clock seconds."""
+        return self.calls.seconds
+
+    @property
+    def trace(self) -> Sequence[TracedCall]:
+        """The calls that the step made, in order."""
+        return self.calls.trace
 
     @property
     def guard(self) -> str | None:
@@ -89,16 +98,11 @@ class StepOutcome:
         if self.guard is not None:
             raise TrainingError(self.guard)
 
-    @property
-    def sampled(self) -> Sequence[Scored]:
-        """All sampled responses, including those that are not trained on."""
-        return self.experience.scored if self.candidates is None else self.candidates
-
 
 def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
     """All metrics of a step."""
     metrics = (
-        experience_metrics(outcome)
+        experience_metrics(outcome, config)
         | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
         | time_metrics(outcome, num_epochs=config.epochs_per_step)
     )
@@ -112,9 +116,9 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
     return metrics if coefficient is None else metrics | {"kl/coefficient": Last(coefficient)}
 
 
-def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+def experience_metrics(outcome: StepOutcome, config: PPOConfig) -> dict[str, MetricValue]:
     """Metrics of a step's experience. Unscored responses count only in `response/unscored`."""
-    experience, raw = outcome.experience, outcome.raw_advantages
+    (experience, raw, shaped), batch = outcome.made, outcome.batch
     mask, lengths = experience.mask, experience.lengths
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
     valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
@@ -129,20 +133,20 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "reward/std": Last(raw.spread.deviation),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
-    metrics |= {f"extra/{name}": Last(number) for name, number in outcome.measured.items()}
-    if outcome.candidates is not None:
-        metrics |= _candidate_metrics(outcome.candidates)
-    if outcome.num_rollouts is not None:
-        metrics["group/rollouts"] = Last(outcome.num_rollouts)
-    if outcome.shaped_scores is not None:
-        metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
+    metrics |= {f"extra/{name}": Last(number) for name, number in outcome.calls.measured.items()}
+    if config.samples_per_prompt is not None or batch.resamples:
+        metrics |= _candidate_metrics(batch.sampled)
+    if batch.resamples:
+        metrics["group/rollouts"] = Last(batch.num_rollouts)
+    if config.shapes_scores:
+        metrics |= _shaped_score_metrics(shaped, experience.scored)
     if experience.reference_logprobs is not None:
         metrics |= _kl_metrics(experience, counted)
     if experience.returns is not None:
         metrics["advantage/flat"] = Last(float(raw.spread.is_flat))
         explained = explained_variance(token_values(experience), experience.returns, mask)
         metrics["value/explained_variance"] = Last(float(explained))
-    elif outcome.compares_groups:
+    elif config.advantage.needs_groups:
         metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
     return metrics
 
@@ -155,7 +159,8 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: Objective
     first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
         exceeded = bool(broken_limits(first, precision=precision, objective=objective))
-        metrics |= first_minibatch_metrics(first) | {"first_minibatch/limit_exceeded": Sum(int(exceeded))}
+        measured = first_minibatch(first) | {"limit_exceeded": Sum(int(exceeded))}
+        metrics |= {f"first_minibatch/{name}": metric for name, metric in measured.items()}
     return metrics
 
 
@@ -167,8 +172,9 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         for call, seconds in outcome.seconds.items()
         if call in PHASES or call in ("experience", "move_average", "follow_policy")  # others take no time
     }
-    if outcome.own_seconds:
-        metrics["time/extra_seconds"] = Sum(outcome.own_seconds)
+    own_seconds = outcome.calls.own_seconds
+    if own_seconds:
+        metrics["time/extra_seconds"] = Sum(own_seconds)
     responses = [scored.response for scored in outcome.experience.scored]
     sampled = sum(int(scored.response.response_mask.sum()) for scored in outcome.sampled)
     read = sum(len(context) + len(tokens) for response in responses for context, tokens in response.sequences)
@@ -182,7 +188,7 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
     passes = num_epochs * (policy_passes + own_passes)
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
-    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()) + outcome.own_seconds)
+    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()) + own_seconds)
     return metrics
 
 

@@ -4,6 +4,8 @@ Thresholds prefer late alarms to false ones. Most checks stay silent if the run 
 differ are success.
 """
 
+from functools import partial
+
 from proximo.metrics.alarms import PROBLEM, RESTART, WARNING, Rule, counted
 from proximo.metrics.shared_declarations import NO_UPDATE, NOT_FINITE, SKIPPED, no_update_rule, rate_rule
 from proximo.ppo.metrics import score_checks as scores
@@ -106,13 +108,13 @@ PPO_RULES = (
         advice="The policy exploits the reward model. Stop at the best gold score, raise the KL coefficient, or train "
         "the reward model on answers like these.",
     ),
-    Rule(LONGER, WARNING, scores.longer_pays, explains=(CUT, *CAUSED_BY_LARGE_MOVES)).worded(
+    Rule(LONGER, WARNING, partial(scores.length_pays, sign=1), explains=(CUT, *CAUSED_BY_LARGE_MOVES)).worded(
         when=f"the correlation of length and score among the answers of a step is {scores.MAX_LENGTH_CORRELATION} or "
         "more, as the mean over the steps whose scores differ",
         advice="The reward may favour length. Compare answers of equal length in samples.jsonl, or remove the length "
         "from the score (docs/rewards.md).",
     ),
-    Rule(SHORTER, WARNING, scores.shorter_pays, explains=CAUSED_BY_LARGE_MOVES).worded(
+    Rule(SHORTER, WARNING, partial(scores.length_pays, sign=-1), explains=CAUSED_BY_LARGE_MOVES).worded(
         when=f"that correlation is -{scores.MAX_LENGTH_CORRELATION} or less",
         advice="The reward may favour short answers. Compare answers of equal length in samples.jsonl; if short "
         "answers say too little, set ppo.score.min_tokens.",

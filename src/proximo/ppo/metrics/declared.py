@@ -3,8 +3,7 @@
 from proximo.metrics.definitions import Curve, Section, Trace, held_out
 from proximo.metrics.shared_declarations import COMMON_RULES, MEMORY, TrainerMetrics
 from proximo.ppo.metrics.alarms import PPO_RULES
-from proximo.ppo.metrics.episodes import EPISODES, EVALUATED, TURNS, WAITING
-from proximo.ppo.metrics.experience import EXPERIENCE, GENERATED, ROLLOUT, SCORE, SOURCES
+from proximo.ppo.metrics.experience import EPISODES, EXPERIENCE, GENERATED, ROLLOUT, SCORE, SOURCES
 from proximo.ppo.metrics.updates import FIRST_MINIBATCH, MISMATCH, PAIRS, POLICY, PTX, STALENESS, VALUE
 
 PPO_MAIN = (
@@ -140,6 +139,19 @@ PPO_SPEED = (
     ),
 )
 
+TURNS = Curve("turns", "Turns of an episode", "turns").draws(
+    Trace("environment/turns_mean", "training"),
+    held_out("evaluation/turns"),
+    healthy="Falls where fewer turns earn more, rises where the task takes several. At the limit of turns: the policy "
+    "does not come to an end.",
+)
+WAITING = Curve("waiting", "Time of the rollout", "seconds", section=Section.SPEED, stacked=True).draws(
+    Trace("environment/model_seconds", "model"),
+    Trace("environment/waiting_seconds", "waiting for environments"),
+    healthy="Mostly the model. A large band of waiting: environments are slower than the model, so play more of them "
+    "at once (`environment.workers`), or more episodes in a step.",
+)
+
 
 PPO_METRICS = TrainerMetrics(
     tables={
@@ -152,7 +164,7 @@ PPO_METRICS = TrainerMetrics(
         "PPO: policy updates": (*FIRST_MINIBATCH, *POLICY, *PAIRS, *PTX),
         "PPO: value updates": VALUE,
     },
-    evaluation=(*GENERATED, *EVALUATED),
+    evaluation=GENERATED,
     watched={
         "score/mean": "score",
         "gold/mean": "gold",

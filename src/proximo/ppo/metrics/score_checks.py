@@ -1,6 +1,7 @@
 """Checks of PPO's alarms on scores, lengths and groups, and when a run counts as a success."""
 
 import math
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from proximo.message_text import format_number as number
@@ -114,13 +115,7 @@ def samples_noise(run: Run) -> Finding | None:
     entropy = run.series("policy/entropy").values[:3]
     if len(entropy) < 3 or min(entropy) < NOISE_ENTROPY:
         return None
-    temperature = setting(run.config, "ppo", "rollout", "temperature")
-    stated = "" if temperature is None else f" The temperature is {number(temperature)}."
-    lower = temperature is not None and temperature > 1
-    return Finding(
-        f"{number(fmean(entropy))} nats per token in the first steps.{stated}",
-        "Set ppo.rollout.temperature to 1." if lower else None,
-    )
+    return _first_entropy(run, entropy, lambda temperature: temperature > 1)
 
 
 def samples_greedily(run: Run) -> Finding | None:
@@ -128,13 +123,14 @@ def samples_greedily(run: Run) -> Finding | None:
     entropy = run.series("policy/entropy").values[:3]
     if len(entropy) < 3 or max(entropy) > GREEDY_ENTROPY or succeeds(run):
         return None
+    return _first_entropy(run, entropy, lambda temperature: temperature < 1)
+
+
+def _first_entropy(run: Run, entropy: Sequence[float], is_the_cause: Callable[[float], bool]) -> Finding:
     temperature = setting(run.config, "ppo", "rollout", "temperature")
     stated = "" if temperature is None else f" The temperature is {number(temperature)}."
-    higher = temperature is not None and temperature < 1
-    return Finding(
-        f"{number(fmean(entropy))} nats per token in the first steps.{stated}",
-        "Set ppo.rollout.temperature to 1." if higher else None,
-    )
+    advice = "Set ppo.rollout.temperature to 1." if temperature is not None and is_the_cause(temperature) else None
+    return Finding(f"{number(fmean(entropy))} nats per token in the first steps.{stated}", advice)
 
 
 def all_cut_off(run: Run) -> Finding | None:
@@ -151,24 +147,12 @@ def all_cut_off(run: Run) -> Finding | None:
     return Finding(f"{means[-1]:.0%} of answers end with a stop token, and {means[0]:.0%} did in the first fifth.")
 
 
-def longer_pays(run: Run) -> str | None:
-    """Within a step, longer responses score higher."""
-    r = _length_correlation(run)
-    return None if r is None or r < MAX_LENGTH_CORRELATION else _describe_correlation(r)
-
-
-def shorter_pays(run: Run) -> str | None:
-    """Within a step, shorter responses score higher."""
-    r = _length_correlation(run)
-    return None if r is None or r > -MAX_LENGTH_CORRELATION else _describe_correlation(r)
-
-
-def _length_correlation(run: Run) -> float | None:
+def length_pays(run: Run, *, sign: int) -> str | None:
+    """Within a step, longer responses score higher, or with a `sign` of -1 shorter ones."""
     series = where_scores_differ(run, "score/length_correlation")
-    return fmean(series.values) if len(series) >= 3 else None
-
-
-def _describe_correlation(r: float) -> str:
+    if len(series) < 3 or sign * fmean(series.values) < MAX_LENGTH_CORRELATION:
+        return None
+    r = fmean(series.values)
     return f"Among the answers of one step the correlation of length and score is {r:+.2f} (mean over the steps)."
 
 

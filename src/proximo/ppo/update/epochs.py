@@ -16,7 +16,7 @@ from proximo.algorithms.losses import PolicyStatistics
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
-from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
+from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.packing import (
     Packed,
@@ -313,14 +313,4 @@ def update_metrics(role: str, taken: UpdateLog, weights: Sequence[int]) -> dict[
         f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
         f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),
         f"{role}/skipped_updates": Sum(len(taken.whole) - len(applied)),
-    }
-
-
-def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """Differences between learner and sampler before the first update of a step. All should be 0."""
-    count = total.num_tokens.item()
-    return {
-        "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
-        "first_minibatch/mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
-        "first_minibatch/clip_fraction": Mean(total.clipped.item(), count),
     }

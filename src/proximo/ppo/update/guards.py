@@ -11,6 +11,7 @@ from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.update import UpdateResult
+from proximo.metrics.values import Max, Mean, MetricValue
 from proximo.records import Experience
 
 Statistics = TypeVar("Statistics")
@@ -89,6 +90,16 @@ def too_many_skipped(results: Sequence[UpdateResult], config: PPOConfig, *, role
     )
 
 
+def first_minibatch(total: PolicyStatistics) -> dict[str, MetricValue]:
+    """Differences between learner and sampler before the first update of a step. All should be 0."""
+    count = total.num_tokens.item()
+    return {
+        "max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
+        "mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
+        "clip_fraction": Mean(total.clipped.item(), count),
+    }
+
+
 def broken_limits(
     statistics: PolicyStatistics, *, precision: str, objective: ObjectiveConfig
 ) -> list[tuple[str, float, float]]:
@@ -96,14 +107,7 @@ def broken_limits(
 
     The clip fraction is not checked for an objective whose clip range is narrower than rounding errors in bf16.
     """
-    count = statistics.num_tokens.item()
-    if not count:
-        return []
-    measured = {
-        "max_abs_log_ratio": statistics.max_abs_log_ratio.item(),
-        "mean_abs_log_ratio": statistics.abs_log_ratio.item() / count,
-        "clip_fraction": statistics.clipped.item() / count,
-    }
+    measured = {name: metric.value or 0.0 for name, metric in first_minibatch(statistics).items()}
     limits = dict(FIRST_MINIBATCH_LIMITS[precision])
     if not objective.clip_is_wider_than_rounding:
         limits.pop("clip_fraction", None)
