@@ -151,12 +151,12 @@ def test_a_record_that_is_a_folder_hinders_no_export(name: str, place: Path, tmp
 
 NAMED = {
     "empty": (lambda content: b"", "is empty"),
-    "cut": (lambda content: content[: len(content) // 2], "is not complete JSON|was cut|is not a complete safetensors"),
+    "cut": (lambda content: content[: len(content) // 2], "is not complete JSON|is not a complete safetensors"),
     "another kind": (lambda content: b"[1, 2]", "holds a JSON list|is not a complete safetensors"),
     "binary": (lambda content: bytes(range(256)), "is not text in UTF-8|is not a complete safetensors"),
     "a flipped bit": (
         lambda content: bytes([content[0] ^ 64]) + content[1:],
-        "is not complete JSON|is not a complete safetensors|has a damaged header",
+        "is not complete JSON|is not a complete safetensors",
     ),
 }
 
@@ -187,12 +187,10 @@ def test_weights_of_another_size_than_their_header_says_are_told_so(tmp_path: Pa
     save_file({"a": torch.ones(4, 3), "b": torch.ones(2, dtype=torch.bfloat16)}, file)
     whole = file.read_bytes()
     assert damage_in(tmp_path) is None
-    file.write_bytes(whole[:-1])
-    assert f"was cut: it has {len(whole) - 1} of {len(whole)} bytes" in str(damage_in(tmp_path))
-    file.write_bytes(whole + b"x")
-    assert "has too many bytes" in str(damage_in(tmp_path))
-    file.write_bytes(whole.replace(b"[4,3]", b"[4,4]"))
-    assert "has two sizes for the tensor 'a'" in str(damage_in(tmp_path))
+    for damaged in (whole[:-1], whole + b"x", whole.replace(b"[4,3]", b"[4,4]")):
+        file.write_bytes(damaged)
+        told = f"{file} is not a complete safetensors file of {len(damaged)} bytes (Error"
+        assert str(damage_in(tmp_path)).startswith(told)
     file.unlink()
     file.mkdir()
     assert "is a folder" in str(damage_in(tmp_path))

@@ -36,14 +36,14 @@ from proximo.run.make.sharding import shard_model
 
 CASES: dict[str, dict[str, Any]] = {
     # 61 tokens and 48 rows over 2 and 3 ranks: uneven shards; a value head has one row, so that ranks have empty ones.
-    "full": {"three": True, "devices": {"shard": "full"}},
+    "full": {"devices": {"shard": "full"}},
     "grads_tied": {"devices": {"shard": "grads"}, "architecture": "qwen2"},
     "offload_frozen": {"devices": {"shard": "full", "offload": "always"}, "dtype": torch.float64, "frozen_layers": 1},
-    "copies": {"devices": {"shard": "full", "shard_size": 1}},
+    "copies_experts": {"devices": {"shard": "full", "shard_size": 1}, "architecture": "qwen3_moe"},
     "experts": {"devices": {"shard": "full"}, "architecture": "qwen3_moe"},
-    "lora": {"three": True, "devices": {"shard": "full"}, "lora": True},
+    "lora": {"devices": {"shard": "full"}, "lora": True},
     "lora_added_rows": {"devices": {"shard": "full"}, "lora": True, "added_rows": 3},
-    "trunk": {"three": True, "devices": {"shard": "full"}, "trunk": True},
+    "trunk": {"devices": {"shard": "full"}, "trunk": True},
     "value": {"three": True, "devices": {"shard": "full"}, "scalar": True},
     "replicate": {"devices": {"shard": "replicate"}},
 }
@@ -141,6 +141,8 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 def test_two_ranks_save_and_two_three_and_one_restore(two: Ranks, three: Ranks, tmp_path):
     build_architecture("llama").save_pretrained(tmp_path / "base")
     for name, case in CASES.items():
+        if name == "experts":  # below
+            continue
         folder = tmp_path / name
         wanted = two.run(save, folder, name)[0]
         for found in (*two.run(restore, folder, name), restore(folder, name)):
@@ -151,11 +153,10 @@ def test_two_ranks_save_and_two_three_and_one_restore(two: Ranks, three: Ranks, 
 
 
 def test_three_ranks_save_for_two_and_one_for_two(two: Ranks, three: Ranks, tmp_path):
-    for name in ("full", "trunk"):
-        wanted = three.run(save, tmp_path / f"three-{name}", name)[0]
-        assert_equal(two.run(restore, tmp_path / f"three-{name}", name)[1], wanted)
-        wanted = save(tmp_path / f"one-{name}", name)
-        assert_equal(two.run(restore, tmp_path / f"one-{name}", name)[1], wanted)
+    wanted = three.run(save, tmp_path / "three", "trunk")[0]
+    assert_equal(two.run(restore, tmp_path / "three", "trunk")[1], wanted)
+    wanted = save(tmp_path / "one", "trunk")
+    assert_equal(two.run(restore, tmp_path / "one", "trunk")[1], wanted)
 
 
 STATE = {"task": {"updates": {"policy": 2, "value": 2}}}
@@ -176,7 +177,7 @@ def folder_of_one_process(folder: Path, name: str, step: int) -> Path:
 
 def test_shards_are_read_as_the_whole_model_and_made_whole_at_the_end(two: Ranks, tmp_path):
     """What one process writes of the same weights is what comes out, bit for bit."""
-    for name in ("full", "grads_tied", "experts", "value"):
+    for name in ("grads_tied", "experts", "value"):
         folder, role = tmp_path / name, "value" if name == "value" else "policy"
         for step in (1, 2, 3):
             two.run(save_only, folder, name, step)

@@ -27,13 +27,13 @@ def ended_by(recipe: dict[str, Any]) -> str:
 def test_all_ranks_save_before_a_guard_ends_them(two: Ranks, tmp_path: Path) -> None:
     """Before the updates of a step, so that the state of the step before is saved."""
     place = make_inputs(tmp_path)
-    settings = {"devices.shard": "full", "run.save_every_steps": 100, "ppo.num_steps": 4, "value.init_from": "policy"}
+    settings = {"devices.shard": "full", "run.save_every_steps": 100, "ppo.num_steps": 3, "value.init_from": "policy"}
     settings["reward"] = [{"kind": "function", "function": "distributed.test_guards_on_ranks:always_one"}]
     recipe = changed(recipe_of("ppo", place), settings)
-    ends = two.run(ended_by, changed(recipe, {"ppo.guards.max_constant_reward_steps": 3}))
-    assert all("step 3: all scores of 3 steps in a row are 1" in each for each in ends)
-    assert "saved after step 2\n" in (place / "run" / "log.txt").read_text()
-    assert (place / "run" / "checkpoints" / "latest").read_text() == "step-000002\n"
+    ends = two.run(ended_by, changed(recipe, {"ppo.guards.max_constant_reward_steps": 2}))
+    assert all("step 2: all scores of 2 steps in a row are 1" in each for each in ends)
+    assert "saved after step 1\n" in (place / "run" / "log.txt").read_text()
+    assert (place / "run" / "checkpoints" / "latest").read_text() == "step-000001\n"
     assert json.loads((place / "run" / "outcome.json").read_text())["state"] == "failed"
     assert two.run(run, "ppo", recipe, RunOptions(quiet=True, resume="must")) == [0, 0]
-    assert [line["step"] for line in read_lines(place / "run" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in read_lines(place / "run" / "metrics.jsonl")] == [0, 1, 2, 3]

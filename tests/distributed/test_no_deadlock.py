@@ -172,7 +172,6 @@ def check_ends(ends: Sequence[RankEnd], place: str, rank: int) -> None:
 
 FEW = [
     ("log-probs of the policy", 1),
-    ("training of the policy", 0),
     ("a call of the user's", 0),
     ("backward of a layer", 1),
 ]
@@ -270,11 +269,7 @@ STRAYING: dict[str, tuple[str, dict[str, Any], str | dict[str, float]]] = {
 
 @pytest.mark.parametrize(
     ("kind", "devices"),
-    [
-        *((kind, (FULL, WHOLE)[number % 2]) for number, kind in enumerate(STRAYING)),
-        ("a gradient", WHOLE),
-        ("a loss", FULL),
-    ],
+    [(kind, (FULL, WHOLE)[number % 2]) for number, kind in enumerate(STRAYING)],
     ids=str,
 )
 def test_numbers_of_one_rank_end_an_update_alike_on_all(two: Ranks, kind: str, devices: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from distributed.supervised_runs import (
 )
 from tiny_runs import LORA, make_inputs
 
-FEW_UPDATES = 8
+FEW_UPDATES = 4
 """The first ones of a run that has `NUM_UPDATES`."""
 
 
@@ -145,16 +145,14 @@ def check_gradients(ranks: Ranks, trainer: Trainer, case: str, devices: dict[str
             assert (found[name] - gradient).norm() <= bound * gradient.norm(), name
 
 
-@pytest.mark.parametrize(
-    ("trainer", "devices"), [("sft", FULL), ("reward", REPLICATE), ("dpo", FULL), ("kto", GRADS)], ids=str
-)
+@pytest.mark.parametrize(("trainer", "devices"), [("reward", REPLICATE), ("dpo", FULL), ("kto", GRADS)], ids=str)
 def test_gradients_in_float32_are_those_of_one_rank(two: Ranks, trainer: Trainer, devices: dict[str, Any]) -> None:
     check_gradients(two, trainer, "accumulation", devices, 1e-5)
 
 
 @pytest.mark.parametrize(
     ("trainer", "devices"),
-    [("sft", FULL), ("sft", REPLICATE), ("reward", GRADS), ("dpo", REPLICATE), ("kto", FULL)],
+    [("sft", FULL), ("reward", GRADS), ("dpo", REPLICATE)],
     ids=str,
 )
 def test_gradients_in_bf16_are_those_of_one_rank(two: Ranks, trainer: Trainer, devices: dict[str, Any]) -> None:
@@ -173,11 +171,9 @@ def test_dropout_repeats_itself_on_ranks_and_is_not_that_of_one_rank(two: Ranks)
 @pytest.mark.parametrize(
     ("trainer", "changes", "sharded"),
     [
-        ("sft", {}, [True]),
         ("reward", {"devices.model.shard": "grads"}, [True]),
         ("dpo", {"devices.reference.shard": "replicate"}, [True, False]),
-        ("dpo", {"model.lora": LORA}, [True, True]),
-        ("kto", {"devices.reference.shard": "replicate"}, [True, False]),
+        ("kto", {"model.lora": LORA}, [True, True]),
     ],
     ids=str,
 )

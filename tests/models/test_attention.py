@@ -138,7 +138,7 @@ def test_what_a_layout_cannot_honour_is_refused(given: dict, mask: Tensor | None
     assert layout.num_calls == 0
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "stablelm"])
+@pytest.mark.parametrize("architecture", ["gemma2", "stablelm", "mixtral"])
 def test_activation_checkpointing_gives_the_same_gradients(architecture: str):
     packed = pack(random_sequences(list(LENGTHS)))
     gradients = []

@@ -81,6 +81,24 @@ def test_a_compiled_model_has_the_gradients_names_and_samples_of_a_plain_one() -
         assert compiled == first, "another number of sequences was compiled anew"
     assert set(first) == {1}, "the layers are cut into pieces"
     assert list(model.model.state_dict()) == names
+    check_two_passes(model, expected)
+
+
+def check_two_passes(model: LanguageModel, expected: list[dict[str, Tensor]]) -> None:
+    """They keep their own sequences until their backward pass, and no longer."""
+    model.model.train()
+    gc.collect()
+    others = set(compiled_attention._LAYOUTS)
+    losses = [-model.response_logprobs(batch(count)).logprobs.mean() for count in (2, 3)]
+    assert len(set(compiled_attention._LAYOUTS) - others) == 2
+    for loss, plain in zip(losses, expected, strict=False):
+        model.model.zero_grad()
+        loss.backward()
+        for name, parameter in model.trainable_parameters():
+            torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-5, atol=1e-6, msg=name)
+    del loss, losses
+    gc.collect()
+    assert set(compiled_attention._LAYOUTS) <= others
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -101,27 +119,6 @@ def test_a_soft_cap_windows_and_sinks_are_compiled_too(architecture: str) -> Non
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6, msg=name)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_two_passes_keep_their_own_sequences_until_their_backward_pass() -> None:
-    model = LanguageModel(tiny_language_model(num_hidden_layers=1))
-    expected = [gradients(model, batch(count)) for count in (2, 3)]
-    model.compile("aot_eager")
-    model.model.train()
-    gc.collect()
-    others = set(compiled_attention._LAYOUTS)
-    losses = [-model.response_logprobs(batch(count)).logprobs.mean() for count in (2, 3)]
-    assert len(set(compiled_attention._LAYOUTS) - others) == 2
-    for loss, plain in zip(losses, expected, strict=True):
-        model.model.zero_grad()
-        loss.backward()
-        for name, parameter in model.trainable_parameters():
-            if name in plain:
-                torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-5, atol=1e-6, msg=name)
-    del loss, losses
-    gc.collect()
-    assert set(compiled_attention._LAYOUTS) <= others
 
 
 LENGTHS = ([4, 5], [2, 9, 3], [7], [5] * 6)

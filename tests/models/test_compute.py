@@ -81,7 +81,7 @@ def test_attention_is_handed_one_type(name: str, monkeypatch: pytest.MonkeyPatch
     assert recorded.types == {(torch.bfloat16,) * 3}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_the_cache_keeps_keys_and_values_in_the_compute_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[RowCache] = []
     plain = RowCache.passes
@@ -310,8 +310,8 @@ def test_norms_in_one_kernel_have_the_bits_of_the_modules(
 ) -> None:
     """On a CPU. Gemma's norm is another formula and stays what it is, as do norms of numbers in bf16."""
     model = half(name)
-    kinds = {type(product).__name__ for _, product in model.backbone._products._products}
-    assert ("_RMSNorm" in kinds) is stands_in
+    kinds = {forward.func for _, forward in model.backbone._products._forwards}
+    assert (compute._rms_norm in kinds) is stands_in
     ours = model.hidden_states(batch().packed), gradients(model, batch())
     monkeypatch.setattr(compute, "_is_rms_norm", lambda _: False)
     plain = half(name)

@@ -79,16 +79,6 @@ def test_attention_matters_in_these_models(architecture: str):
     assert apart[3].norm() > 1e-2, "the fourth token does not notice the first"
 
 
-def test_the_order_of_packing_does_not_matter(architecture: str):
-    language_model = LanguageModel(build_architecture(architecture))
-    sequences = random_sequences(LENGTHS)
-    with torch.no_grad():
-        forwards = language_model.hidden_states(pack(sequences)).split(LENGTHS)
-        backwards = language_model.hidden_states(pack(sequences[::-1])).split(LENGTHS[::-1])
-    for one, other in zip(forwards, reversed(backwards), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
-
-
 def test_the_probe_accepts_it_and_leaves_it_as_it_was(architecture: str):
     language_model = LanguageModel(build_architecture(architecture))
     before = copy.deepcopy(language_model.model.state_dict())

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from architectures import build_architecture
 from dtype_traces import DtypeTrace, aten
 from fake_cuda import CUDA, fake_cuda
-from proximo.models.heads import OutputHead, full_kl, token_logprobs
+from proximo.models.heads import OutputHead, full_divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.models.precision import products
@@ -106,7 +106,7 @@ def test_what_a_sampler_is_given_is_what_the_learner_scores() -> None:
 def test_the_full_kl_has_the_gradients_of_rounded_operands() -> None:
     hidden, weight = drawn(N, D).requires_grad_(), drawn(V, D, seed=1).requires_grad_()
     head, other = OutputHead(weight=weight, narrow=True), OutputHead(weight=drawn(V, D, seed=3), narrow=True)
-    divergence = full_kl(hidden, head, drawn(N, D, seed=4), other)
+    divergence = full_divergence(hidden, head, drawn(N, D, seed=4), other).kl
     divergence.sum().backward()
     found = hidden.grad, weight.grad
     hidden.grad = weight.grad = None
@@ -201,7 +201,7 @@ def test_a_full_kl_that_is_recomputed_in_another_thread_casts_no_weight_again(mo
     monkeypatch.setattr(products, "operand", operand)
     hidden = torch.randn(9, model.head.weight.shape[1], requires_grad=True)
     with casting():
-        divergence = full_kl(hidden, model.head, hidden.detach() + 1, model.head, chunk_tokens=3).sum()
+        divergence = full_divergence(hidden, model.head, hidden.detach() + 1, model.head, chunk_tokens=3).kl.sum()
         backward = threading.Thread(target=divergence.backward)
         backward.start()
         backward.join(timeout=600)

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from architectures import ARCHITECTURES, build_architecture, random_sequences
+from architectures import build_architecture, random_sequences
 from builders import tiny_language_model
 from proximo.distributed.unread_parameters import unread_in
 from proximo.errors import ModelError
@@ -54,7 +54,7 @@ def base_pointers(model: LanguageModel | ScalarModel) -> set[int]:
     return {tensor.data_ptr() for name, tensor in tensors if "lora_" not in name and "score" not in name}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen2", "mixtral", "gemma2"])
 @torch.no_grad()
 def test_below_an_adapter_that_learned_is_the_base_bit_for_bit(architecture: str) -> None:
     plain = LanguageModel(build_architecture(architecture)).hidden_states(PACKED)

@@ -1,6 +1,5 @@
 """Tokenizers: reading, ends of answers, shared vocabularies, growing."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from architectures import build_architecture
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.distributed.unread_parameters import Unread, read_all
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
@@ -18,7 +16,6 @@ from proximo.models.pretrained.vocabulary import (
     end_of_sequence_ids,
     load_tokenizer,
     resize_vocabulary,
-    vocabulary_layers,
     vocabulary_size,
 )
 from proximo.models.scalar import HeadStart, scalar_from_language_model
@@ -125,35 +122,3 @@ def test_tied_layers_stay_tied_and_nothing_shrinks():
     assert model.lm_head.weight is model.model.embed_tokens.weight
     resize_vocabulary(model, 10)
     assert model.config.vocab_size == 66
-
-
-class CountedSource:
-    """Numbers in a file, which counts how often it is read whole."""
-
-    dtype = torch.float32
-
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self.numbers, self.shape, self.num_reads = numbers, tuple(numbers.shape), 0
-
-    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> torch.Tensor:
-        self.num_reads += 1
-        first, rows = (offsets or [0])[0], len(self.numbers) if shape is None else shape[0]
-        return self.numbers[first : first + rows]
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_rows_of_layers_in_files_grow_with_one_reading_of_each_file(tied: bool):
-    model, expected = (tiny_language_model(tie_word_embeddings=tied) for _ in range(2))
-    layers = vocabulary_layers(model)
-    sources = [CountedSource(layer.weight.detach().clone()) for layer in layers[: 1 if tied else 2]]
-    weights = [Unread.of(source) for source in sources]
-    for layer, weight in zip(layers, weights * 2 if tied else weights, strict=True):
-        layer.weight = weight
-    for each in (model, expected):
-        resize_vocabulary(each, 70)
-    assert [source.num_reads for source in sources] == [1] * len(sources)
-    first, second = (layer.weight for layer in vocabulary_layers(model))
-    assert (first is second) is tied
-    read_all(model)
-    for layer, wanted in zip(vocabulary_layers(model), vocabulary_layers(expected), strict=True):
-        assert torch.equal(layer.weight, wanted.weight)

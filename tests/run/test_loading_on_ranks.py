@@ -55,10 +55,10 @@ def test_an_idle_model_lies_on_the_host_between_its_uses(monkeypatch: pytest.Mon
     monkeypatch.setattr(model.model, "to", lambda device: moves.append(str(device)))
     devices = DevicesConfig(offload="idle", shard="replicate")
     shard_model(model, devices, role="policy")
-    assert model.backbone.idle_place is None
+    assert model.backbone.idle is None
     model.model.requires_grad_(False)
     shard_model(model, devices, role="reference")
-    monkeypatch.setattr(model.backbone.idle_place, "device", torch.device("cuda", 1))
+    monkeypatch.setattr(model.backbone, "home", torch.device("cuda", 1))
     with model.backbone.at_work(), model.backbone.at_work():
         moves.append("at work")
     assert moves == ["cpu", "cuda:1", "at work", "cpu"]

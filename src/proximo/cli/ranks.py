@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from proximo.checkpoint.environment import versions
 from proximo.checkpoint.fingerprints import differences
 from proximo.distributed.failure import say, status_of
-from proximo.distributed.rank_environment import Place, idle_tasks
+from proximo.distributed.rank_environment import Place
 from proximo.distributed.signals import ignore_signals
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, JoinError
@@ -74,16 +74,6 @@ def _check_same(world: World, recipe: "Recipe") -> None:
             )
 
 
-def note_idle_tasks() -> None:
-    """Print a note if this process trains alone in a Slurm job that has tasks for more ranks."""
-    if num := idle_tasks(os.environ):
-        print(
-            f"note: this Slurm job has {num} tasks, but this process trains alone: start the command by srun for "
-            "a rank in each task, or set devices.num for the devices of this machine",
-            file=sys.stderr,
-        )
-
-
 def run_rank(
     place: Place,
     prepare: "Callable[[], tuple[Recipe, RunOptions]]",
@@ -133,7 +123,7 @@ def _join_and_run(
             return run(*prepared)
         except Exception as error:
             known = world.explain(error)
-            if world.reports_for_first():
+            if world.lost_first():
                 os.write(2, f"error: {known}\n".encode())
             if known is error:
                 raise

@@ -14,7 +14,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -41,13 +41,12 @@ SEARCH_SECONDS = 8.0
 GRACE_SECONDS = 3.0
 """Seconds in which the main thread must notice that another rank ended the run. Rank 0 writes files and has longer."""
 GRACE_OF_FIRST_SECONDS = 10.0
-Answer = TypeVar("Answer")
 
 
 class DeadlineStore:
-    """The store calls that the heartbeats need, with a deadline: those of torch wait for ever for a stopped process.
+    """The calls of a store with a deadline: those of torch wait for ever for a stopped process.
 
-    After one call without an answer, no later call waits. Every method raises RuntimeError if no answer comes within
+    After one call without an answer, no later call waits. A call raises RuntimeError if no answer comes within
     `seconds`, else the error of the store.
     """
 
@@ -56,27 +55,12 @@ class DeadlineStore:
         self._seconds = seconds
         self._is_silent = False
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys exist."""
-        return self._answer(lambda: self._store.check(list(keys)))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the store: `check`, `get`, `multi_get`, `set`, `compare_set`."""
+        call = getattr(self._store, name)
+        return lambda *given: self._answer(lambda: call(*given))
 
-    def get(self, key: str) -> bytes:
-        """The value of an existing key."""
-        return self._answer(lambda: self._store.get(key))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of existing keys."""
-        return self._answer(lambda: self._store.multi_get(list(keys)))
-
-    def set(self, key: str, value: str) -> None:
-        """Set a key, whether it exists or not."""
-        self._answer(lambda: self._store.set(key, value))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a key if it has the expected value, or is missing and "" is expected. Returns its value afterwards."""
-        return self._answer(lambda: self._store.compare_set(key, expected, desired))
-
-    def _answer(self, call: Callable[[], Answer]) -> Answer:
+    def _answer(self, call: Callable[[], Any]) -> Any:
         if not self._is_silent:
             answer = in_background(call, name="a call of the store")
             if wait([answer], self._seconds).done:
@@ -188,15 +172,15 @@ class Watch:
 
     def name_of(self, rank: int) -> str:
         """The name of a rank in messages, as `rank 2 (process 4711 on host7)`."""
+        return f"rank {rank} ({self.process_of(rank) or 'which never joined'})"
+
+    def process_of(self, rank: int) -> str | None:
+        """The process of a rank, as `process 4711 on host7`; None if it never joined."""
         if rank not in self._names and self._store.check([f"name/{rank}"]):
             machine, process, host = json.loads(self._store.get(f"name/{rank}"))
             self._names[rank] = (machine, process, host)
         if rank not in self._names:
-            return f"rank {rank} (which never joined)"
-        return f"rank {rank} ({self.process_of(rank)})"
-
-    def process_of(self, rank: int) -> str:
-        """The process of a rank that `name_of` has named, as `process 4711 on host7`."""
+            return None
         _, process, host = self._names[rank]
         return f"process {process} on {host}"
 
@@ -229,11 +213,15 @@ class Watch:
         except (dist.DistError, RuntimeError):
             return self.rank == (1 if self._store_of == "rank 0" else 0)
 
-    def reports_for_first(self) -> bool:
-        """Whether rank 0 has disappeared, and this rank is the first to report it."""
+    def lost_first(self) -> str | None:
+        """The process of rank 0 if it has disappeared, and this rank is the first to report it."""
         failure = self.failure
-        first_is_gone = failure is not None and failure.rank == 0 and not failure.is_alive
-        return self.rank > 0 and first_is_gone and self.claims_message()
+        is_gone = failure is not None and failure.rank == 0 and not failure.is_alive
+        if self.rank == 0 or not is_gone or not self.claims_message():
+            return None
+        with suppress(dist.DistError, RuntimeError):
+            return self.process_of(0) or "rank 0"
+        return "rank 0"
 
     def cause(self, what: str, error: Exception | None = None) -> RankError:
         """The error for a failed wait `what` of the main thread. It names the rank at fault. Takes a few seconds."""
@@ -344,7 +332,7 @@ class Watch:
         assert failure is not None
         if self._main_knows.wait(GRACE_SECONDS if self.rank else GRACE_OF_FIRST_SECONDS):
             return
-        if self.reports_for_first() or (self.rank == 0 and self.claims_message()):
+        if self.lost_first() or (self.rank == 0 and self.claims_message()):
             say(f"error: {failure.message}")
         if self.if_stuck is not None:
             self.if_stuck(failure.message)

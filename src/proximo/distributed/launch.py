@@ -15,14 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from proximo.distributed.failure import FAILURE, PRINTED, Failure, is_stopped
 from proximo.distributed.rank_environment import LAUNCHED, without_ranks
 from proximo.distributed.signals import heeded_signals
 from proximo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 60.0
@@ -33,11 +37,10 @@ INTERRUPT_SECONDS = 1.0
 """A terminal sends SIGINT to all processes. It is passed on if rank 0 still lives after so many seconds."""
 
 
-def launch(command: Sequence[str], *, num: int, when_lost: Callable[[str, str], None] | None = None) -> int:
+def launch(command: Sequence[str], *, num: int) -> int:
     """Run `num` ranks of a command on this machine. Returns the exit status of rank 0, else that of a failed rank.
 
-    `when_lost`: called if a signal ended rank 0, which could not report it, with the name of its process
-    (`process 4711 on node1`) and the reason. Raises ConfigError if the machine cannot start so many processes.
+    Raises ConfigError if the machine cannot start so many processes.
     """
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
@@ -47,7 +50,7 @@ def launch(command: Sequence[str], *, num: int, when_lost: Callable[[str, str], 
         try:
             for rank in range(num):
                 ranks.processes.append(_start(command, rank=rank, num=num, port=port))
-            return ranks.wait(listener, when_lost)
+            return ranks.wait(listener)
         finally:
             ranks.kill()
 
@@ -81,18 +84,14 @@ class _Ranks:
         self.signals: list[tuple[int, float]] = []
         """Received signals, each with the time at which it is passed on."""
 
-    def wait(self, listener: socket.socket, when_lost: Callable[[str, str], None] | None) -> int:
+    def wait(self, listener: socket.socket) -> int:
         """Wait for all ranks. Returns the exit status of the run."""
         heeded = heeded_signals() if threading.current_thread() is threading.main_thread() else []
         previous = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
-            store = _Store(listener)
+            store = _serve(listener)
             self._watch(store)
-            status = self._status(store)
-            ended_by = -self.processes[0].returncode
-            if when_lost is not None and ended_by > 0 and ended_by not in (number for number, _ in self.signals):
-                when_lost(_name(self.processes[0]), store.reason())
-            return status
+            return self._status(store)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -108,14 +107,14 @@ class _Ranks:
         wait = INTERRUPT_SECONDS if number == signal.SIGINT else 0.0
         self.signals.append((number, time.monotonic() + wait))
 
-    def _watch(self, store: "_Store") -> None:
+    def _watch(self, store: "Store") -> None:
         running, num_forwarded, end = dict(enumerate(self.processes)), 0, float("inf")
         while running:
             for rank, process in list(running.items()):
                 if process.poll() is not None:
                     del running[rank]
                     if process.returncode:
-                        store.tell_end(rank, process)
+                        store.compare_set(FAILURE, "", _failure_of(rank, process).encode())  # unless there is one
                         end = min(end, time.monotonic() + END_SECONDS)
             for number, due in self.signals[num_forwarded:]:
                 if time.monotonic() >= due:
@@ -125,52 +124,30 @@ class _Ranks:
                 self.kill(only_stopped=time.monotonic() <= end)
             time.sleep(POLL_SECONDS)
 
-    def _status(self, store: "_Store") -> int:
+    def _status(self, store: "Store") -> int:
         statuses = [process.returncode for process in self.processes]
         status = _shell_status(statuses[0] or next((status for status in statuses if status), 0))
-        if status and not self.signals:
-            store.tell_if_nobody_did()
+        is_untold = status and not self.signals and store.compare_set(PRINTED, "", "all") == b"all"
+        if is_untold and store.check([FAILURE]):
+            print(f"error: {Failure.decode(store.get(FAILURE)).message}", file=sys.stderr)
         return status
 
 
-class _Store:
-    """The part of the store that this process uses. The keys are those of `failure.py`."""
+def _serve(listener: socket.socket) -> "Store":
+    """Serve the store of the ranks. This process uses the keys of `failure.py` in it."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import torch.distributed as dist
 
-    def __init__(self, listener: socket.socket) -> None:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        import torch.distributed as dist
-
-        port = listener.getsockname()[1]
-        served = dist.TCPStore(
-            LOOPBACK,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=30),
-            master_listen_fd=listener.detach(),
-        )
-        self._store = dist.PrefixStore("proximo/0", served)
-
-    def tell_end(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Record which rank ended, unless a failure is recorded already."""
-        status = process.returncode
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        message = f"rank {rank} ({_name(process)}) {how}"
-        failure = Failure(rank=rank, message=message, status=_shell_status(status))
-        self._store.compare_set(FAILURE, "", failure.encode())
-
-    def tell_if_nobody_did(self) -> None:
-        """Print why the run failed if no rank has printed it."""
-        if self._store.compare_set(PRINTED, "", "all") == b"all" and self._store.check([FAILURE]):
-            print(f"error: {self.reason()}", file=sys.stderr)
-
-    def reason(self) -> str:
-        """Why the run failed, by the first record."""
-        return Failure.decode(self._store.get(FAILURE)).message
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": timedelta(seconds=30)}
+    return dist.PrefixStore("proximo/0", dist.TCPStore(LOOPBACK, port, master_listen_fd=descriptor, **options))
 
 
-def _name(process: subprocess.Popen[bytes]) -> str:
-    return f"process {process.pid} on {socket.gethostname()}"
+def _failure_of(rank: int, process: subprocess.Popen[bytes]) -> Failure:
+    status = process.returncode
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    message = f"rank {rank} (process {process.pid} on {socket.gethostname()}) {how}"
+    return Failure(rank=rank, message=message, status=_shell_status(status))
 
 
 def _shell_status(status: int) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import pickle
 import re
 import threading
@@ -76,26 +77,13 @@ class ProcessGroupWorld(World):
         keys = [f"aside/{self._num_asides}/{rank}" for rank in range(self.size)]
         try:
             self.store.set(keys[self.rank], encode(value).hex())
-            self._wait_aside(keys)
+            self._wait_for(keys, seconds=self.timeout_seconds)
             values = [decode(bytes.fromhex(self.store.get(key).decode())) for key in keys]
             # Every rank has come here, so that it has read what it came for before.
             self.store.delete_key(f"aside/{self._num_asides - 1}/{self.rank}")
         except (RuntimeError, dist.DistError) as error:
             raise _LostError(what, error) from error
         return values
-
-    def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:
-        mine = rows.detach().cpu().contiguous()
-        with self.waiting(what):
-            counts = [mine.new_zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(counts, torch.tensor([len(mine)]), group=self.records)
-            longest = int(max(counts))
-            padded = mine.new_zeros((longest, *mine.shape[1:]))
-            padded[: len(mine)] = mine
-            parts = [torch.empty_like(padded) for _ in counts]
-            # As bytes, since gloo does not carry every dtype.
-            dist.all_gather([_bytes(part) for part in parts], _bytes(padded), group=self.records)
-        return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
     def add_up(self, tensors: Sequence[Tensor], *, what: str) -> None:
         with self.waiting(what), torch.no_grad():
@@ -195,35 +183,28 @@ class ProcessGroupWorld(World):
         thread.start()
         thread.join(timeout=1.0)
 
-    def reports_for_first(self) -> bool:
-        return self.watch is not None and self.watch.reports_for_first()
-
-    def process_of_first(self) -> str:
-        assert self.watch is not None, "reports_for_first() says whether rank 0 is gone"
-        return self.watch.process_of(0)
+    def lost_first(self) -> str | None:
+        return None if self.watch is None else self.watch.lost_first()
 
     def _cause(self, what: str, error: Exception) -> RankError:
         if self.watch is None:
             return RankError(f"waiting for the other ranks ({what}) failed: {error}")
         return self.watch.cause(what, error)
 
-    def _wait_aside(self, keys: Sequence[str]) -> None:
+    def _wait_for(self, keys: list[str], *, seconds: float = math.inf) -> None:
         """Wait until all keys are in the store. Raises RuntimeError if the run ends first or the time limit passes."""
+        # Not by `wait` of the store: torch prints two lines for each time limit that passes.
         start = time.monotonic()
-        while not self.store.check(list(keys)):
+        while not self.store.check(keys):
             if self.watch is not None and self.watch.failure is not None:
                 raise RuntimeError(self.watch.failure.message)
-            _sleep_since(start)
-            if time.monotonic() - start > self.timeout_seconds:
-                raise RuntimeError(f"not all ranks came within {self.timeout_seconds:g} s")
+            time.sleep(min(LONGEST_WAIT_SECONDS, 0.05 * (time.monotonic() - start)))  # the first ones are short
+            if time.monotonic() - start > seconds:
+                raise RuntimeError(f"not all ranks came within {seconds:g} s")
 
     def _result_of_first(self, key: str, what: str) -> Any:
-        start = time.monotonic()
         with self.waiting(what):
-            # Not by `wait`: the effect has no deadline, and torch prints two lines for each that passes.
-            while not self.store.check([key]):
-                self.raise_failure(what)
-                _sleep_since(start)
+            self._wait_for([key])  # the effect has no deadline
             said = self.store.get(key).decode()
             if said.startswith(PROBLEM):
                 problem, status = json.loads(said.removeprefix(PROBLEM))
@@ -239,11 +220,6 @@ class ProcessGroupWorld(World):
             self.store.delete_key(f"effect/{self._num_deleted}")
 
 
-def _sleep_since(start: float) -> None:
-    """Sleep between two checks of a wait that began at `start`. The first sleeps are short."""
-    time.sleep(min(LONGEST_WAIT_SECONDS, 0.05 * (time.monotonic() - start)))
-
-
 def _encoded_result(value: Any, what: str) -> bytes:
     try:
         return encode(value)
@@ -252,10 +228,6 @@ def _encoded_result(value: Any, what: str) -> bytes:
             f"{what} gave a {type(value).__name__} that cannot be sent to the other ranks ({error}): return plain "
             "values, records or tensors"
         ) from error
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Generator[list[Tensor]]:

@@ -6,7 +6,7 @@ collective, and reading no other rank: any number of ranks, or one process witho
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from proximo.distributed.unread_parameters import Source
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 
@@ -39,25 +38,22 @@ class LocalPart:
 
 def local_part(tensor: Tensor) -> LocalPart:
     """The part of a tensor on this rank: its shard, which may be empty, or the whole of an unsharded tensor."""
-    world = current()
-    if world.size > 1:
-        from proximo.distributed.sharding import part_of_sharded
+    shape, own = tuple(tensor.shape), tensor.detach()
+    if not is_sharded(tensor):
+        return LocalPart(tensor=own, offsets=(0,) * len(shape), shape=shape, is_first_copy=current().leads)
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        part = part_of_sharded(tensor)
-        if part is not None:
-            local, offsets, is_first_copy = part
-            return LocalPart(tensor=local, offsets=offsets, shape=tuple(tensor.shape), is_first_copy=is_first_copy)
-    shape = tuple(tensor.shape)
-    return LocalPart(tensor=tensor.detach(), offsets=(0,) * len(shape), shape=shape, is_first_copy=world.leads)
+    assert isinstance(own, DTensor)
+    _, offsets = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
+    coordinates = own.device_mesh.get_coordinate() or []
+    copies = [at for at, placement in zip(coordinates, own.placements, strict=True) if placement.is_replicate()]
+    return LocalPart(tensor=own.to_local(), offsets=tuple(offsets), shape=shape, is_first_copy=not any(copies))
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank has only a part of the tensor."""
-    if current().size == 1:
-        return False
-    from proximo.distributed.sharding import part_of_sharded
-
-    return part_of_sharded(tensor) is not None
+    """Whether each rank has only a part of the tensor: it is a DTensor, whose import takes a second."""
+    return hasattr(tensor, "to_local")
 
 
 def gather_whole(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Tensor]:
@@ -82,7 +78,8 @@ class CapturedShards:
         self._index = {"num_ranks": current().size, "metadata": dict(metadata or {}), "tensors": described}
         self._file = file_of_rank(current().rank)
         ours = {name: part for name, part in parts.items() if part.is_first_copy and part.tensor.numel()}
-        self._copies = {name: _host_copy(part.tensor) for name, part in ours.items()}
+        as_copy: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+        self._copies = {name: part.tensor.to("cpu", **as_copy) for name, part in ours.items()}
         self._offsets = {name: {"saved_offsets": part.offsets} for name, part in ours.items()}
 
     def write_index(self, folder: Path) -> None:
@@ -142,23 +139,22 @@ class SavedTensor:
         return result
 
 
-class SavedShards(Mapping[str, SavedTensor]):
+class SavedShards(dict[str, SavedTensor]):
     """The tensors in a folder of `CapturedShards`, by name. Reads the headers first, and numbers on demand."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError if the folder lacks a part of a tensor or cannot be read."""
+        super().__init__()
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             self.metadata: dict[str, Any] = index["metadata"]
-            self._tensors = {
-                name: SavedTensor(name=name, dtype=getattr(torch, each["dtype"]), shape=tuple(each["shape"]))
-                for name, each in index["tensors"].items()
-            }
+            for name, each in index["tensors"].items():
+                self[name] = SavedTensor(name=name, dtype=getattr(torch, each["dtype"]), shape=tuple(each["shape"]))
             for rank in range(index["num_ranks"]):
                 self._add(folder / file_of_rank(rank))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"the shards in {folder} cannot be read: {error}") from error
-        for tensor in self._tensors.values():
+        for tensor in self.values():
             found = sum(prod(piece.shape) for piece in tensor.pieces)
             if found != prod(tensor.shape):
                 raise CheckpointError(
@@ -174,16 +170,7 @@ class SavedShards(Mapping[str, SavedTensor]):
                 offsets=tuple(offsets[name]["saved_offsets"]),
                 shape=tuple(file.get_slice(name).get_shape()),
             )
-            self._tensors[name].pieces.append(piece)
-
-    def __getitem__(self, name: str) -> SavedTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+            self[name].pieces.append(piece)
 
 
 def saved_tensors_of(file: Path) -> dict[str, SavedTensor]:
@@ -199,7 +186,7 @@ def saved_tensors_of(file: Path) -> dict[str, SavedTensor]:
 
 
 @torch.no_grad()
-def fill(target: Tensor, saved: Tensor | Source) -> None:
+def fill(target: Tensor, saved: Tensor | SavedTensor) -> None:
     """Copy a whole tensor into one of the same shape, which may be sharded over ranks."""
     part = local_part(target)
     if not isinstance(saved, Tensor):
@@ -212,10 +199,6 @@ def fill(target: Tensor, saved: Tensor | Source) -> None:
 def is_shards(path: Path) -> bool:
     """Whether a path is a folder that `CapturedShards` wrote."""
     return (path / INDEX).is_file()
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _name(dtype: torch.dtype) -> str:

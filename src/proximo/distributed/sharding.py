@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from proximo.distributed.unread_parameters import DESTROYED, Source, Unread, num_not_finite, source_of
-from proximo.distributed.world import World
+from proximo.distributed.shard_files import SavedTensor, fill
+from proximo.distributed.unread_parameters import DESTROYED, Unread, num_not_finite, source_of
+from proximo.distributed.world import World, local
 from proximo.errors import ConfigError, ModelError
 
 Result = TypeVar("Result")
@@ -151,15 +151,12 @@ def _reading(module: nn.Module, mesh: DeviceMesh) -> Generator[None]:
     places = _make_memory(module, mesh.device_type)
     yield
     for inner, name, source in places:
-        part = part_of_sharded(getattr(inner, name))
-        assert part is not None
-        shard, offsets, _ = part
-        shard.copy_(source.read(offsets, shard.shape))
-        if count := num_not_finite(shard):
+        fill(parameter := getattr(inner, name), source)
+        if count := num_not_finite(local(parameter)):
             raise ModelError(f"{source} holds {count} values that are not finite (NaN or infinite): {DESTROYED}")
 
 
-def _make_memory(module: nn.Module, device: str) -> list[tuple[nn.Module, str, Source]]:
+def _make_memory(module: nn.Module, device: str) -> list[tuple[nn.Module, str, SavedTensor]]:
     """Give unread parameters memory of the whole size, from which FSDP cuts its shards.
 
     Nothing writes to that memory, so the host never allocates it. Returns the owner of each parameter, once.
@@ -303,15 +300,3 @@ def shard(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return Sharding(root, options, num_copies=mesh.size(0) if mesh.ndim == 2 else 1)
-
-
-@torch.no_grad()
-def part_of_sharded(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], bool] | None:
-    """This rank's shard, the index of its first element in the whole tensor, and whether no rank before has the same
-    shard; None for an unsharded tensor."""
-    if not isinstance(tensor, DTensor):
-        return None
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    coordinates = tensor.device_mesh.get_coordinate() or []
-    copies = [at for at, placement in zip(coordinates, tensor.placements, strict=True) if placement.is_replicate()]
-    return tensor.to_local(), tuple(offsets), not any(copies)

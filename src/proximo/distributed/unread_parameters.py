@@ -7,36 +7,21 @@ and each copy reads it separately. Code that needs the numbers in between calls 
 import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-class Source(Protocol):
-    """The place of a parameter's numbers in files."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    def __str__(self) -> str:
-        """Its name in messages."""
-        ...
-
-    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """The part that begins at `offsets` and has `shape`, by default all, on the CPU."""
-        ...
+from proximo.distributed.shard_files import SavedTensor
 
 
 class Unread(nn.Parameter):
     """A parameter on the CPU whose elements are one NaN in memory, until it is read in place or as shards of FSDP."""
 
-    source: Source | None = None
-    """None after it was read."""
+    source: SavedTensor
 
     @classmethod
-    def of(cls, source: Source, *, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> "Unread":
+    def of(cls, source: SavedTensor, *, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> "Unread":
         """An unread parameter with this source. Its numbers may have another dtype there."""
         made = torch.Tensor._make_subclass(cls, _nothing(source.shape, dtype), requires_grad)
         made.source = source
@@ -44,36 +29,8 @@ class Unread(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:
-            if self.source is None:
-                memo[id(self)] = nn.Parameter(self.data.clone(), self.requires_grad)
-            else:
-                memo[id(self)] = Unread.of(self.source, dtype=self.dtype, requires_grad=self.requires_grad)
+            memo[id(self)] = Unread.of(self.source, dtype=self.dtype, requires_grad=self.requires_grad)
         return memo[id(self)]
-
-
-class Grown:
-    """A table with additional rows. Each is the mean of the rows in the files."""
-
-    dtype = torch.float32
-
-    def __init__(self, source: Source, num_rows: int) -> None:
-        self.shape = (num_rows, *source.shape[1:])
-        self._source = source
-        self._mean = source.read().float().mean(dim=0)
-
-    def __str__(self) -> str:
-        return str(self._source)
-
-    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """The part that begins at `offsets` and has `shape`, by default all, on the CPU."""
-        first, *others = offsets or (0,) * len(self.shape)
-        count, *rest = self.shape if shape is None else shape
-        old = min(max(self._source.shape[0] - first, 0), count)
-        result = torch.empty((count, *rest), dtype=self.dtype)
-        if old:
-            result[:old] = self._source.read((first, *others), (old, *rest))
-        result[old:] = self._mean[tuple(slice(o, o + n) for o, n in zip(others, rest, strict=True))]
-        return result
 
 
 DESTROYED = (
@@ -88,15 +45,15 @@ def num_not_finite(tensor: Tensor) -> int:
     return int((~tensor.isfinite()).sum())
 
 
-def source_of(tensor: Tensor | None) -> Source | None:
+def source_of(tensor: Tensor | None) -> SavedTensor | None:
     """The source of an unread parameter; None for any other tensor."""
     return tensor.source if isinstance(tensor, Unread) else None
 
 
-def unread_in(modules: Iterable[nn.Module]) -> list[tuple[Unread, Source]]:
+def unread_in(modules: Iterable[nn.Module]) -> list[tuple[Unread, SavedTensor]]:
     """The unread parameters of modules, each once."""
     found = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
-    return [(each, each.source) for each in found if isinstance(each, Unread) and each.source is not None]
+    return [(each, each.source) for each in found if isinstance(each, Unread)]
 
 
 @torch.no_grad()
@@ -108,17 +65,13 @@ def numbers_of(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def read_all(module: nn.Module, device: torch.device | None = None) -> None:
-    """Read all parameters whole, one at a time, to `device`; None for the CPU."""
-    for parameter, _ in unread_in([module]):
-        read_whole(parameter, device)
+    """Read all parameters whole, one at a time, to `device`; None for the CPU.
 
-
-@torch.no_grad()
-def read_whole(parameter: nn.Parameter, device: torch.device | None = None) -> None:
-    """Read a parameter to `device`, None for the CPU. It becomes a plain parameter, which kernels need."""
-    if isinstance(parameter, Unread) and parameter.source is not None:
-        parameter.data = parameter.source.read().to(device=device, dtype=parameter.dtype)
-        parameter.source = None
+    They become plain parameters, which kernels need.
+    """
+    for parameter, source in unread_in([module]):
+        parameter.data = source.read().to(device=device, dtype=parameter.dtype)
+        del parameter.source
         parameter.__class__ = nn.Parameter
 
 
@@ -149,12 +102,12 @@ def reading_when_run(module: nn.Module, layers: Sequence[nn.Module]) -> Generato
 
 
 @torch.no_grad()
-def _take(parameters: Iterable[tuple[Unread, Source]]) -> None:
+def _take(parameters: Iterable[tuple[Unread, SavedTensor]]) -> None:
     for parameter, source in parameters:
         parameter.data = source.read().to(parameter.dtype)
 
 
-def _give_back(parameters: Iterable[tuple[Unread, Source]]) -> None:
+def _give_back(parameters: Iterable[tuple[Unread, SavedTensor]]) -> None:
     for parameter, source in parameters:
         parameter.data = _nothing(source.shape, parameter.dtype)
 

@@ -59,8 +59,11 @@ class World:
 
     def gather_rows(self, rows: "Tensor", *, what: str) -> "Tensor":
         """The rows [n, ...] of all ranks, concatenated by rank, on the CPU. n may differ between ranks."""
-        del what
-        return rows.cpu()
+        if self.size == 1:
+            return rows.cpu()
+        import torch
+
+        return torch.cat(self.gather(rows.detach().cpu().clone(), what=what))
 
     def add_up(self, tensors: Sequence["Tensor"], *, what: str) -> None:
         """Replace each tensor by its sum over all ranks, in place; every rank gets the same bits."""
@@ -103,13 +106,9 @@ class World:
         """
         del status
 
-    def reports_for_first(self) -> bool:
-        """Whether rank 0 has disappeared and this rank is to report it. True once, on one rank."""
-        return False
-
-    def process_of_first(self) -> str:
-        """The process of rank 0, as `process 4711 on node1`, for the rank that reports for it."""
-        raise RuntimeError("a world of one rank has no other one that could be gone")
+    def lost_first(self) -> str | None:
+        """The process of rank 0, as `process 4711 on node1`, if it has disappeared and this rank is to report it."""
+        return None
 
     def when_stuck(self, tell: Callable[[str], None]) -> None:
         """Have `tell` called with the reason if the run fails and ends while the main thread hangs."""

@@ -45,22 +45,6 @@ if TYPE_CHECKING:  # peft and FSDP take a second to import, and a run without ad
 Result = TypeVar("Result")
 
 
-class IdlePlace:
-    """Host memory, in which a model is kept while no call uses it."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.device = device
-        self._model = model
-
-    def enter(self) -> None:
-        """Move the weights to the host."""
-        self._model.to("cpu")
-
-    def leave(self) -> None:
-        """Move the weights to the device."""
-        self._model.to(self.device)
-
-
 def checkpoint_activations(base: PreTrainedModel) -> None:
     """Enable activation checkpointing: in train mode, each layer saves only its input and is recomputed in the backward
     pass.
@@ -98,10 +82,7 @@ class Backbone:
                 module.padding_idx = None
         settle_tying(base)
         layers = base.base_model
-        if not isinstance(layers, PreTrainedModel):
-            raise ModelError(
-                f"the layers of {type(base).__name__} are a {type(layers).__name__}, not a model of transformers"
-            )
+        assert isinstance(layers, PreTrainedModel), "models of transformers have layers of transformers"
         # It would search for padding in every pass, only to print a warning.
         layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
         self.layers = layers
@@ -115,8 +96,8 @@ class Backbone:
         """None for a model whose tensors are whole on this rank."""
         self.home: torch.device | None = None
         """The device of passes; None for that of the weights. Shards may be on the host."""
-        self.idle_place: IdlePlace | None = None
-        """Where the weights are kept while nothing uses them; None for the device itself."""
+        self.idle: nn.Module | None = None
+        """What is kept in host memory while no call uses the model, and else at `home`; None for nothing."""
         self._num_users = 0
         self.position_limit = position_limit(base.config)
         self.balancing: Balancing | None = balancing_of(base.config)
@@ -145,16 +126,16 @@ class Backbone:
     def at_work(self) -> Generator[None]:
         """Encloses every use of the model on ranks, and frees gathered weights afterwards."""
         self._num_users += 1
-        if self._num_users == 1 and self.idle_place is not None:
-            self.idle_place.leave()
+        if self._num_users == 1 and self.idle is not None:
+            self.idle.to(self.home)
         try:
             yield
         finally:
             self._num_users -= 1
             if self._num_users == 0 and self.sharding is not None:
                 self.sharding.release()
-            if self._num_users == 0 and self.idle_place is not None:
-                self.idle_place.enter()
+            if self._num_users == 0 and self.idle is not None:
+                self.idle.to("cpu")
 
     @contextmanager
     def gathered(self) -> Generator[None]:

@@ -318,24 +318,6 @@ def check_same_rows(num_rows: int, num_reference_rows: int) -> None:
         )
 
 
-def full_kl(
-    hidden: Float[Tensor, "positions hidden"],
-    head: OutputHead,
-    reference_hidden: Float[Tensor, "positions reference_hidden"],
-    reference_head: OutputHead,
-    *,
-    temperature: float = 1.0,
-    chunk_tokens: int | None = None,
-) -> Float[Tensor, "positions"]:
-    """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
-
-    The `kl` of `full_divergence`, which has the details.
-    """
-    return full_divergence(
-        hidden, head, reference_hidden, reference_head, temperature=temperature, chunk_tokens=chunk_tokens
-    ).kl
-
-
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
     """How far the policy is from the reference at each position."""

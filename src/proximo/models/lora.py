@@ -203,11 +203,7 @@ def merge(adapted: "PeftModel") -> "PreTrainedModel":
         if memory_ran_out(error):
             raise
         raise ModelError(f"the adapter cannot be merged into its base: {first_part(error)}") from error
-    if not isinstance(merged, PreTrainedModel):
-        raise ModelError(
-            f"the adapter was trained on a {type(merged).__name__}, which is not a model of transformers: merge it "
-            "with the library that trained it"
-        )
+    assert isinstance(merged, PreTrainedModel), "its base is one"
     layers = vocabulary_layers(merged)
     if len(layers) == 2 and torch.equal(*(layer.weight for layer in layers)):
         layers[1].weight = layers[0].weight

@@ -55,7 +55,6 @@ def probe_language_model(model: LanguageModel) -> None:
         current().on_rank_0(lambda: probe_language_model(model), what="the probe of a model")
         return
     plain = LanguageModel(model.base)
-    _check_positions(plain.base)
     with _prepared(plain.base), _refusal(plain):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_logits = _own_results(plain.base, packed)
@@ -81,7 +80,6 @@ def probe_scalar_model(model: ScalarModel) -> None:
         current().on_rank_0(lambda: probe_scalar_model(model), what="the probe of a model")
         return
     plain = ScalarModel(model.base)
-    _check_positions(plain.base)
     with _prepared(plain.base), _refusal(plain):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_scores = _own_results(plain.base, packed)
@@ -142,15 +140,6 @@ class _RecordingLayout(PackedLayout):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.options.append(options)
         return super().attend(query, key, value, options)
-
-
-def _check_positions(base: PreTrainedModel) -> None:
-    limit = position_limit(base.config)
-    if limit is not None and limit <= NUM_DECODED:
-        raise ModelError(
-            f"the {base.config.model_type} model reads at most {limit} positions, too few for a prompt and an answer: "
-            "take one that reads more"
-        )
 
 
 def _sequences(base: PreTrainedModel) -> list[list[int]]:

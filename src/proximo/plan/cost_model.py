@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.attention.cache import PromptCache
-from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.heads import full_divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack, pack_responses, plan_shares
 from proximo.models.precision.compute import casting
@@ -287,7 +287,7 @@ def inference_cost(
             with profiler.attribute_to(LOGITS):
                 token_logprobs(hidden, model.head, batch.targets)
                 if full_kl_with is not None and other is not None:
-                    full_kl(other, full_kl_with.head, hidden, model.head)
+                    full_divergence(other, full_kl_with.head, hidden, model.head)
     return reading_cost(profiler.cost(), modules, batches, tokens=tokens)
 
 

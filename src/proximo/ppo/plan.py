@@ -11,7 +11,7 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
-from proximo.models.heads import full_kl
+from proximo.models.heads import full_divergence
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.precision.placement import Precision
@@ -345,7 +345,9 @@ def _policy_loss(
             with torch.no_grad():
                 other = (reference or policy).hidden_states(batch.packed, batch.predictors)
             with profiler.attribute_to(LOGITS):
-                divergence = full_kl(hidden, policy.head, other, (reference or policy).head, temperature=temperature)
+                divergence = full_divergence(
+                    hidden, policy.head, other, (reference or policy).head, temperature=temperature
+                ).kl
             total = total + divergence.sum()
         if on_trunk is not None:
             total = total + on_trunk.scores(hidden).sum()

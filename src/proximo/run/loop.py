@@ -189,8 +189,7 @@ class _Loop:
                     self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
                 journal.fail(known)
-                if self.world.reports_for_first():
-                    gone = self.world.process_of_first()
+                if gone := self.world.lost_first():
                     write_outcome_of_lost(Path(self.run_config.folder), by=gone, reason=str(known))
                 if known is not error:
                     raise known from error

@@ -1,15 +1,13 @@
 """The verifier of countdown problems. Expressions are parsed and computed exactly; nothing is evaluated as code.
 
-    sum      = product { ("+" | "-") product }
-    product  = atom { ("*" | "/") atom }
-    atom     = digits | "(" sum ")" | \frac "{" sum "}" "{" sum "}"
-
-There are no signed numbers: a minus stands between two values.
+They are whole numbers without a sign, `+ - * /`, brackets and \\frac{}{}.
 """
 
+import ast
+import operator
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeGuard
@@ -25,8 +23,16 @@ MAX_CHARACTERS = 500
 MAX_EQUATION_CHARACTERS = 1000
 MAX_DIGITS = 9
 MAX_NUMBERS = 60
-MAX_NESTING = 30
-_TOKEN = re.compile(r"(\d+)|(\\frac|[-+*/(){}])|\s+|(.)", re.ASCII | re.DOTALL)
+_OTHER = re.compile(r"[^-+*/()\d\s]|//|\*\*", re.ASCII)
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)", re.ASCII)
+_LONG = re.compile(rf"\d{{{MAX_DIGITS + 1}}}", re.ASCII)
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_OPERATORS: dict[type[ast.operator], tuple[str, Callable[..., Fraction]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+}
 _STATED = re.compile(r"-? ?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
 _WRITTEN = tuple(
     (re.compile(pattern), replacement)
@@ -92,103 +98,41 @@ def _plain(text: str) -> str:
 def _read(text: str) -> Expression:
     if len(text) > MAX_CHARACTERS:
         raise MalformedError(f"more than {MAX_CHARACTERS} characters")
-    parser = _Parser(_tokens(text))
-    value = parser.parse()
-    return Expression(value, tuple(parser.numbers), frozenset(parser.operators))
+    while _FRACTION.search(text):
+        text = _FRACTION.sub(lambda match: f"(({_checked(match[1])})/({_checked(match[2])}))", text)
+    tree = ast.parse(_checked(text), mode="eval")
+    numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    if len(numbers) > MAX_NUMBERS:
+        raise MalformedError(f"more than {MAX_NUMBERS} numbers")
+    used = {type(node.op) for node in ast.walk(tree) if isinstance(node, ast.BinOp)}
+    marks = frozenset(mark for kind, (mark, _) in _OPERATORS.items() if kind in used)
+    return Expression(_value(tree.body), tuple(int(str(number)) for number in numbers), marks)
 
 
-def _tokens(text: str) -> list[str]:
-    tokens = []
-    for digits, mark, other in _TOKEN.findall(text):
-        if other:
-            raise MalformedError(f"{other!r} in an expression")
-        if len(digits) > MAX_DIGITS:
-            raise MalformedError(f"a number of more than {MAX_DIGITS} digits")
-        if digits or mark:
-            tokens.append(digits or mark)
-    return tokens
+def _checked(text: str) -> str:
+    """The text as Python of such numbers and marks alone. Raises MalformedError for any other."""
+    if other := _OTHER.search(text):
+        raise MalformedError(f"{other[0]!r} in an expression")
+    plain = _LEADING_ZEROS.sub("", " ".join(text.split()))
+    if _LONG.search(plain):
+        raise MalformedError(f"a number of more than {MAX_DIGITS} digits")
+    try:
+        ast.parse(plain, mode="eval")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise MalformedError("no complete expression") from error
+    return plain
 
 
-class _Parser:
-    """A recursive descent parser that collects `numbers` and `operators`."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens = [*tokens, ""]
-        self._position = 0
-        self._depth = 0
-        self.numbers: list[int] = []
-        self.operators: set[str] = set()
-
-    def parse(self) -> Fraction | None:
-        value = self._sum()
-        if self._next:
-            raise MalformedError(f"{self._next!r} after an expression")
-        return value
-
-    @property
-    def _next(self) -> str:
-        return self._tokens[self._position]
-
-    def _take(self) -> str:
-        token = self._next
-        self._position += 1
-        return token
-
-    def _expect(self, mark: str) -> None:
-        if self._next != mark:
-            raise MalformedError(f"{mark!r} is missing")
-        self._position += 1
-
-    def _sum(self) -> Fraction | None:
-        value = self._product()
-        while self._next in ("+", "-"):
-            value = self._combine(self._take(), value, self._product())
-        return value
-
-    def _product(self) -> Fraction | None:
-        value = self._atom()
-        while self._next in ("*", "/"):
-            value = self._combine(self._take(), value, self._atom())
-        return value
-
-    def _combine(self, operator: str, one: Fraction | None, other: Fraction | None) -> Fraction | None:
-        self.operators.add(operator)
-        if one is None or other is None or (operator == "/" and not other):
-            return None
-        match operator:
-            case "+":
-                return one + other
-            case "-":
-                return one - other
-            case "*":
-                return one * other
-        return one / other
-
-    def _atom(self) -> Fraction | None:
-        token = self._next
-        if token.isdecimal():
-            self._position += 1
-            self.numbers.append(int(token))
-            if len(self.numbers) > MAX_NUMBERS:
-                raise MalformedError(f"more than {MAX_NUMBERS} numbers")
-            return Fraction(self.numbers[-1])
-        if token == "(":
-            return self._enclosed("(", ")")
-        if token == "\\frac":
-            self._position += 1
-            above = self._enclosed("{", "}")
-            return self._combine("/", above, self._enclosed("{", "}"))
-        raise MalformedError(f"{token!r} where a number was expected" if token else "an incomplete expression")
-
-    def _enclosed(self, opening: str, closing: str) -> Fraction | None:
-        self._expect(opening)
-        self._depth += 1
-        if self._depth > MAX_NESTING:
-            raise MalformedError(f"more than {MAX_NESTING} nested brackets")
-        value = self._sum()
-        self._depth -= 1
-        self._expect(closing)
-        return value
+def _value(node: ast.expr) -> Fraction | None:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _OPERATORS:
+            one, other = _value(left), _value(right)
+            if one is None or other is None or (isinstance(kind, ast.Div) and not other):
+                return None
+            return _OPERATORS[type(kind)][1](one, other)
+    raise MalformedError(f"{ast.unparse(node)[:20]!r} in an expression")
 
 
 class CountdownVerifier:

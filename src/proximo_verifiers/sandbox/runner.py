@@ -143,11 +143,6 @@ class Sandbox:
         """The confinement mechanisms of this machine."""
         return Mechanisms(**self._server.hello["mechanisms"])
 
-    @property
-    def python_version(self) -> str:
-        """The version of the interpreter that runs the programs."""
-        return self._server.hello["python"]
-
     def __enter__(self) -> Self:
         return self
 

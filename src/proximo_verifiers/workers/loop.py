@@ -6,8 +6,8 @@ so the piece it is working on is always the first of those it holds. The loop th
 its worker: that piece is retried, and the others return to the queue as if they had never been sent.
 """
 
-import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from typing import Any
 
 from proximo_verifiers import errors
 from proximo_verifiers.errors import VerifierError, WorkersError
-from proximo_verifiers.workers.frames import FrameDecoder, encode
 from proximo_verifiers.workers.process import WorkerProcess, WorkerSpec
 from proximo_verifiers.workers.work import Done, Failed, TimedOut, Work, WorkQueue, backoff_seconds
 
@@ -62,9 +61,12 @@ class WorkerLoop:
         self.num_retries = 0
         self._queue = WorkQueue()
         self._given_up = threading.Event()
-        self.wakeup = SelfPipe()
+        self._wakeup, self._waker = socket.socketpair()
+        self._waking = threading.Lock()
+        for end in (self._wakeup, self._waker):
+            end.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self.wakeup.descriptor, selectors.EVENT_READ)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._workers: list[WorkerProcess] = []
         self._writing: dict[int, WorkerProcess] = {}
         self._failed_starts = 0
@@ -74,17 +76,28 @@ class WorkerLoop:
     def submit(self, work: Sequence[Work]) -> None:
         """Queues work. May be called from any thread."""
         self._queue.submit(work)
-        self.wakeup.wake()
+        self.wake()
 
     def want(self, work: Sequence[Work]) -> None:
         """Puts work first, because somebody waits for it. May be called from any thread."""
         self._queue.want(work)
-        self.wakeup.wake()
+        self.wake()
 
     def discard_finished(self) -> None:
         """Restarts workers that hold work which a caller has finished itself. May be called from any thread."""
         self._given_up.set()
-        self.wakeup.wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the pool's thread. May be called from any thread, also after `close`."""
+        with self._waking, suppress(OSError):  # it is awake already, or closed
+            self._waker.send(b"!")
+
+    def close(self) -> None:
+        """To be called when the pool's thread has ended. The system may reuse the descriptors then."""
+        with self._waking:
+            self._waker.close()
+            self._wakeup.close()
 
     def run(self) -> None:
         """Runs the pool until `closing` is set. To be called in the pool's thread."""
@@ -178,7 +191,9 @@ class WorkerLoop:
     def _on_event(self, key: selectors.SelectorKey, events: int) -> None:
         worker = key.data
         if worker is None:
-            self.wakeup.drain()
+            with suppress(BlockingIOError):
+                while self._wakeup.recv(4096):
+                    pass
         elif worker not in self._workers:  # reaped earlier in this round
             return
         elif events & selectors.EVENT_WRITE:
@@ -210,9 +225,7 @@ class WorkerLoop:
             self._failed_starts, self.start_error = 0, None
             self.decided.set()
             return
-        if "postponed" in message:
-            self._postpone(worker.in_flight.popleft())
-        elif "raised" not in message:
+        if "raised" not in message:
             seconds = min(self.limits.answer_seconds, max(0.0, float(message["seconds"])))
             done = Done(value=message["value"], seconds=seconds)
             self._mean_seconds += 0.05 * (max(seconds, 1e-6) - self._mean_seconds)
@@ -223,13 +236,6 @@ class WorkerLoop:
         worker.head_started = time.monotonic()
         if message.get("leaving"):
             self._reap(worker, None, blame=False)
-
-    def _postpone(self, work: Work) -> None:
-        """Queues work behind everything else, marked as having had its first turn."""
-        (request,) = FrameDecoder().feed(work.request)
-        work.request = encode(request | {"postponed": True})
-        work.is_postponed = True
-        self._queue.put_isolated(work)
 
     def _check_workers(self, *, check_alive: bool) -> None:
         """Enforces deadlines and, with `check_alive`, finds workers that died silently."""
@@ -306,38 +312,3 @@ def reported_error(kind: str, message: str) -> VerifierError:
     if isinstance(error_class, type) and issubclass(error_class, VerifierError):
         return error_class(message)
     return WorkersError(message)
-
-
-class SelfPipe:
-    """A pipe whose reading end is in the selector.
-
-    Once it is closed the system may reuse its descriptors, so `wake` writes nothing then.
-    """
-
-    def __init__(self) -> None:
-        self.descriptor, self._writer = os.pipe()
-        """Readable after `wake`."""
-        os.set_blocking(self.descriptor, False)
-        os.set_blocking(self._writer, False)
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    def wake(self) -> None:
-        """Wakes the waiting thread. May be called from any thread, also after `close`."""
-        with self._lock, suppress(BlockingIOError):  # a full pipe is readable already
-            if not self._is_closed:
-                os.write(self._writer, b"!")
-
-    def drain(self) -> None:
-        """Empties the pipe, so that the selector waits again."""
-        with suppress(BlockingIOError):
-            while os.read(self.descriptor, 4096):
-                pass
-
-    def close(self) -> None:
-        """Closes the pipe. To be called when the waiting thread has ended."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                os.close(self.descriptor)
-                os.close(self._writer)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -249,7 +250,10 @@ class Products:
     """
 
     def __init__(self, layers: nn.Module) -> None:
-        self._products = [(module, product) for module in layers.modules() if (product := _product(module))]
+        products = [(module, product) for module in layers.modules() if (product := _product(module))]
+        self._forwards = [(module.__dict__, partial(product, module)) for module, product in products]
+        self._linear = [module for module, product in products if product in (_linear, _conv1d)]
+        self._tables = [module for module, product in products if product is _embedding]
 
     def at_work(self, compute: Compute) -> AbstractContextManager[None]:
         """Inside, the modules multiply in the dtype of a pass."""
@@ -261,8 +265,7 @@ class Products:
         and cast each weight in every pass, forward and again backward."""
         own = [
             (module._parameters, name, weight)
-            for module, product in self._products
-            if isinstance(product, _Linear | _Conv1D)
+            for module in self._linear
             for name, weight in module._parameters.items()
             if weight is not None
         ]
@@ -277,9 +280,9 @@ class Products:
 
     @contextmanager
     def _standing_in(self) -> Generator[None]:
-        own = [(module.__dict__, product) for module, product in self._products if "forward" not in module.__dict__]
-        for attributes, product in own:
-            attributes["forward"] = product
+        own = [(attributes, forward) for attributes, forward in self._forwards if "forward" not in attributes]
+        for attributes, forward in own:
+            attributes["forward"] = forward
         try:
             yield
         finally:
@@ -289,28 +292,26 @@ class Products:
     @property
     def matrices(self) -> list[nn.Parameter]:
         """Weights and biases of linear modules, each once. A pass reads them in its own dtype only."""
-        linear = (module for module, product in self._products if isinstance(product, _Linear | _Conv1D))
-        return list(dict.fromkeys(each for module in linear for each in module.parameters(recurse=False)))
+        return list(dict.fromkeys(each for module in self._linear for each in module.parameters(recurse=False)))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
         """Embedding tables, each once. Their outputs are float32."""
-        tables = (module for module, _ in self._products if isinstance(module, nn.Embedding))
-        return list(dict.fromkeys(each for module in tables for each in module.parameters(recurse=False)))
+        return list(dict.fromkeys(each for module in self._tables for each in module.parameters(recurse=False)))
 
 
-def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def _product(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     """The replacement of a module's forward; None to keep it, as for quantised matrices."""
     from transformers.pytorch_utils import Conv1D
 
     if type(module) is nn.Linear and module.weight.is_floating_point():
-        return _Linear(module)
+        return _linear
     if type(module) is Conv1D:
-        return _Conv1D(module)
+        return _conv1d
     if type(module) is nn.Embedding and module.max_norm is None:
-        return _Embedding(module)
+        return _embedding
     if _is_rms_norm(module):
-        return _RMSNorm(module)
+        return _rms_norm
     return None
 
 
@@ -324,54 +325,33 @@ def _is_rms_norm(module: nn.Module) -> bool:
     return (code.co_code, code.co_names, code.co_consts) == (own.co_code, own.co_names, own.co_consts)
 
 
-class _Linear:
-    """Linear layer x W' + b, in the dtype of the pass."""
-
-    def __init__(self, module: nn.Linear) -> None:
-        self._module = module
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        module, compute = self._module, _COMPUTE.get()
-        if compute is None:
-            return functional.linear(inputs, module.weight, module.bias)
-        bias = None if module.bias is None else compute.weight(module.bias)
-        return functional.linear(compute.narrow(inputs), compute.weight(module.weight), bias)
+def _linear(module: nn.Linear, inputs: Tensor) -> Tensor:
+    """x W' + b, in the dtype of the pass."""
+    compute = _COMPUTE.get()
+    if compute is None:
+        return functional.linear(inputs, module.weight, module.bias)
+    bias = None if module.bias is None else compute.weight(module.bias)
+    return functional.linear(compute.narrow(inputs), compute.weight(module.weight), bias)
 
 
-class _Embedding:
+def _embedding(module: nn.Embedding, inputs: Tensor) -> Tensor:
     """Rows of a table; where that is bf16 (`narrow_frozen`), as float32, since the residual stream begins with them."""
-
-    def __init__(self, module: nn.Embedding) -> None:
-        self._module = module
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        rows = nn.Embedding.forward(self._module, inputs)
-        return rows.float() if rows.dtype is torch.bfloat16 else rows
+    rows = nn.Embedding.forward(module, inputs)
+    return rows.float() if rows.dtype is torch.bfloat16 else rows
 
 
-class _RMSNorm:
+def _rms_norm(module: Any, inputs: Tensor) -> Tensor:
     """w x / rms(x) of float32 rows: one kernel on CUDA, while the module's own code has six; equal bits on a CPU."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module: Any = module
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        module = self._module
-        if not inputs.dtype is module.weight.dtype is torch.float32:  # Qwen3 norms queries and keys, which are bf16
-            return type(module).forward(module, inputs)
-        return functional.rms_norm(inputs, module.weight.shape, module.weight, module.variance_epsilon)
+    if not inputs.dtype is module.weight.dtype is torch.float32:  # Qwen3 norms queries and keys, which are bf16
+        return type(module).forward(module, inputs)
+    return functional.rms_norm(inputs, module.weight.shape, module.weight, module.variance_epsilon)
 
 
-class _Conv1D:
+def _conv1d(module: "Conv1D", inputs: Tensor) -> Tensor:
     """x W + b, as GPT-2 keeps its matrices."""
-
-    def __init__(self, module: "Conv1D") -> None:
-        self._module = module
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        compute = _COMPUTE.get()
-        if compute is None:
-            return type(self._module).forward(self._module, inputs)
-        weight, bias = compute.weight(self._module.weight), compute.weight(self._module.bias)
-        rows = compute.narrow(inputs).view(-1, inputs.shape[-1])
-        return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], weight.shape[-1])
+    compute = _COMPUTE.get()
+    if compute is None:
+        return type(module).forward(module, inputs)
+    weight, bias = compute.weight(module.weight), compute.weight(module.bias)
+    rows = compute.narrow(inputs).view(-1, inputs.shape[-1])
+    return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], weight.shape[-1])

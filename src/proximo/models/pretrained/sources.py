@@ -16,8 +16,8 @@ from proximo.models.pretrained.folders import (
     damage_in,
     is_adapter_folder,
     misspelt_key,
-    overlooked_damage_in,
     refuse_other_inputs,
+    refuse_overlooked,
 )
 from proximo.models.quantised import Quantisation
 from proximo.models.transformers_model import quiet_transformers
@@ -222,22 +222,11 @@ def _refuse_misspelt(folder: Path, config: "PreTrainedConfig") -> None:
         raise ModelError(problem)
 
 
-def refuse_overlooked(folder: Path) -> None:
-    """Raises ModelError if a file of a model or tokenizer is damaged and a library would silently ignore it."""
-    problem = overlooked_damage_in(folder)
-    if problem:
-        raise ModelError(problem)
-
-
 def why_unread(path: str, error: Exception, *, weights: bool) -> str:
     """The damaged file of a folder if there is one; else the library's message."""
-    damage = damage_in(Path(path), weights=weights) if is_local(path) else None
-    return damage or f"{first_part(error)}{not_here(path)}"
-
-
-def not_here(path: str) -> str:
-    """A hint for a name that could not be read: it was treated as a Hub name, and may be a mistyped folder."""
-    return "" if is_local(path) else f"; {not_there(path)}"
+    if not is_local(path):  # it was treated as a Hub name, and may be a mistyped folder
+        return f"{first_part(error)}; {not_there(path)}"
+    return damage_in(Path(path), weights=weights) or first_part(error)
 
 
 def first_part(error: Exception) -> str:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.distributed.unread_parameters import Grown, Unread, read_whole, source_of
+from proximo.distributed.unread_parameters import read_all
 from proximo.errors import ModelError, memory_ran_out
 from proximo.hub import TOKENIZER_FILES, is_local, within_reach
-from proximo.models.pretrained.folders import tokenizer_place
-from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
+from proximo.models.pretrained.folders import refuse_overlooked, tokenizer_place
+from proximo.models.pretrained.sources import first_part, why_unread
 from proximo.models.transformers_model import own_randomness
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -122,21 +122,12 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
-    layers = vocabulary_layers(model)
-    sources = [source_of(layer.weight) for layer in layers]
-    for layer in layers:
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
-            read_whole(layer.bias)  # its numbers are copied
+    for layer in vocabulary_layers(model):
+        read_all(layer)
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
-    grown: dict[int, nn.Parameter] = {}
-    for layer, source in zip(vocabulary_layers(model), sources, strict=True):
-        if source is None:
-            layer.weight[old:] = layer.weight[:old].mean(dim=0)
-        else:
-            if id(source) not in grown:  # tied layers are read once, and stay one
-                grown[id(source)] = Unread.of(Grown(source, num_tokens))
-            layer.weight = grown[id(source)]
+    for layer in vocabulary_layers(model):
+        layer.weight[old:] = layer.weight[:old].mean(dim=0)
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.bias[old:] = layer.bias[:old].mean()
 

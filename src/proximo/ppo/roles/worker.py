@@ -19,7 +19,7 @@ from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
 from proximo.learner.update import Learner
-from proximo.models.heads import Divergence, full_divergence, full_kl, token_logprobs
+from proximo.models.heads import Divergence, full_divergence, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, packed_length, plan_shares, shareable_prefixes
 from proximo.models.precision.compute import casting
@@ -169,7 +169,7 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
             """[N, 2] log-probs and full KL, from one pass of each model."""
             own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
             tokens = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
-            divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
+            divergence = full_divergence(hidden, learner.head, own, self.model.head, temperature=temperature).kl
             return torch.stack([tokens.logprobs, divergence], dim=-1)
 
         def run_with_both(batch: PackedResponses) -> Tensor:

@@ -41,13 +41,11 @@ def shard_model(
             if each is not None and _is_elsewhere(each.model, device):
                 each.model.to(device)
     if leaves_device:
-        from proximo.models.backbone import IdlePlace
-
         _check_own_tensors(model, beside, role=role)
         sharding = model.backbone.sharding
         model.backbone.home = device
-        model.backbone.idle_place = IdlePlace(model.model if sharding is None else sharding.module, device)
-        model.backbone.idle_place.enter()
+        model.backbone.idle = model.model if sharding is None else sharding.module
+        model.backbone.idle.to("cpu")
 
 
 def _shard(

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         filter=_filter(mechanisms) if mechanisms.seccomp is None else b"",
         own_users=processes if in_user_namespace else None,
     )
-    control.send(json.dumps({"mechanisms": mechanisms.as_dict(), "python": sys.version.split()[0]}).encode())
+    control.send(json.dumps({"mechanisms": mechanisms.as_dict()}).encode())
     if mechanisms.landlock is None:
         # The result is cached for the programs.
         landlock.abi()
