@@ -66,7 +66,7 @@ RECIPES = (
     _recipe("number where text is wanted", PPO.replace("runs/x", "3"), "run.folder", "quotes", "got 3"),
     _recipe("required key missing", PPO.replace("  folder: runs/x", "  seed: 1"), "run.folder is missing"),
     _recipe("two mistakes", PPO.replace("10", "ten") + "x: 1\n", "2 mistakes", "line 13", "line 14"),
-    _recipe("tab", "run:\n\tfolder: x\n", "line 2, column 1", "spaces, not with tabs"),
+    _recipe("tab", "run:\n\tfolder: x\n", "line 2, column 1", "indent with spaces"),
     _recipe("open bracket", "run: [1\n", "line 2", "not valid YAML"),
     _recipe("at sign without quotes", PPO.replace("owner/model", "@sft"), "line 4", "quotes"),
     _recipe(
@@ -88,9 +88,7 @@ RECIPES = (
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
     _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?", "pythia-1b-tldr"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
-    _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
     _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator?"),
-    _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
     _override(
         "tokenizer folder without one", "tokenizer.path=d", "tokenizer.path", "holds no tokenizer", files={"d/x": ""}
@@ -107,19 +105,24 @@ RECIPES = (
         "no file none.txt",
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
-    _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
+    _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "match pattern", "'my reward'"),
     _override("stage named outside a pipeline", "model.path=@sft", "in a pipeline only"),
     _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
-    _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
-    _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
+    _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
+    _override("half of the labels wrong", "dpo.label_smoothing=0.5", "less than 0.5, got 0.5", kind="dpo"),
     _override("unknown key of DPO", "dpo.margin=1", "dpo.margin", kind="dpo"),
     _override("a loss that DPO does not have", "dpo.loss=hinge", "dpo.loss", "sigmoid", kind="dpo"),
     _override("dropout in DPO", "dpo.dropout=true", "dpo.dropout", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
     _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
-    _override("steps of KTO without another answer", "kto.examples_per_step=1", "at least 2, got 1", kind="kto"),
-    _override("labels of no weight", "kto.desirable_weight=0", "above 0.0, got 0", kind="kto"),
+    _override(
+        "steps of KTO without another answer",
+        "kto.examples_per_step=1",
+        "greater than or equal to 2, got 1",
+        kind="kto",
+    ),
+    _override("labels of no weight", "kto.desirable_weight=0", "greater than 0, got 0", kind="kto"),
     _override("a reference point that there is none of", "kto.reference_point=mean", "kl", "zero", kind="kto"),
     _override("pairs per step of KTO", "kto.pairs_per_step=4", "kto.pairs_per_step", kind="kto"),
 )
@@ -130,7 +133,7 @@ OVERRIDES = (
     _override(
         "unknown key in an override", "ppo.epoch_per_step=2", "override ppo.epoch_per_step=2", "ppo.epochs_per_step?"
     ),
-    _override("out of range", "run.seed=-1", "at least 0, got -1"),
+    _override("out of range", "run.seed=-1", "greater than or equal to 0, got -1"),
     _override("item that is not there", "data.sources.5.path=x", "a list of 1", "by number from 0"),
     _override("key below a number", "ppo.num_steps.x=1", "which has no keys below it"),
     _override("broken list", "ppo.rollout.stop_strings=[1", "not valid YAML"),

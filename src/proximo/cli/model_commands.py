@@ -122,7 +122,7 @@ def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> 
         check_model_path(reward)
         return
     with functions_of_the_working_directory():
-        if problem := function_problem(reward, may_be_async=True):
+        if problem := function_problem(reward):
             raise UserError(f"--reward: {problem}")
 
 

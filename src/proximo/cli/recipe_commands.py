@@ -79,11 +79,11 @@ def parse_bytes(text: str) -> int:
 
 def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     """Raises ConfigError if the recipe cannot run on that many ranks."""
-    from proximo.config.devices import devices_problem
+    from proximo.config.devices import devices_conflicts
 
     num_ranks = devices or recipe.devices.num or 1
-    if problem := devices_problem(recipe, num_ranks):
-        raise ConfigError(problem)
+    for conflict in devices_conflicts(recipe, num_ranks):
+        raise ConfigError(conflict)
     return num_ranks
 
 

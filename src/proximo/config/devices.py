@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.engine import ServersConfig
-from proximo.config.run import Device, ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import Device, ModelConfig, OptimizerConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
+
+if TYPE_CHECKING:
+    from proximo.config.recipe import Recipe, TrainerRecipe
 
 Shard = Literal["replicate", "grads", "full"]
 
@@ -32,12 +35,11 @@ class PlacedRoleDevicesConfig(RoleDevicesConfig):
 class ReferenceDevicesConfig(PlacedRoleDevicesConfig, ServersConfig):
     """How the reference lies on the ranks; or servers that have it, for PPO alone. docs/distillation.md."""
 
-    @model_validator(mode="after")
-    def _is_in_one_place(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         placed = [name for name in PlacedRoleDevicesConfig.model_fields if getattr(self, name) is not None]
         if self.addresses and placed:
-            raise ValueError(f"{placed[0]} places a reference that is loaded, but addresses names servers: remove one")
-        return self
+            yield f"{placed[0]} places a reference that is loaded, but addresses names servers: remove one"
 
 
 class DevicesConfig(Section):
@@ -76,17 +78,15 @@ class DevicesConfig(Section):
     model: RoleDevicesConfig = RoleDevicesConfig()
     """The trained model of SFT, reward training, DPO and KTO."""
 
-    @model_validator(mode="after")
-    def _offloads_shards(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         for name in ROLES:
             shard, offload = self.shard_of(name), self.offload_of(name)
             if shard == "replicate" and offload == "always":
                 given = f"devices.{name}" if getattr(self, name).offload == "always" else "devices"
-                raise ValueError(
+                yield (
                     f"{given}.offload always needs a sharded model, and {name} is replicated: set its shard to full or "
                     "grads, or offload to idle"
                 )
-        return self
 
     def shard_of(self, role: str) -> Shard:
         """How the model of a role lies on the ranks."""
@@ -124,36 +124,13 @@ class PlacedRole:
     """The role whose weights are copied or averaged into its own during the run."""
 
 
-class Placing(Protocol):
-    """What the recipe of one trainer says about ranks."""
-
-    @property
-    def run(self) -> RunConfig: ...
-
-    @property
-    def devices(self) -> DevicesConfig: ...
-
-    def placed_roles(self) -> tuple[PlacedRole, ...]: ...
-
-
-class Staged(Protocol):
-    """A recipe of one trainer or more, each with the prefix of its keys."""
-
-    def given_stages(self) -> Iterator[tuple[str, Placing]]: ...
-
-
-def devices_problem(recipe: Staged, num_ranks: int) -> str | None:
-    """The first reason why a recipe cannot run on that many ranks; None if it can.
-
-    Call it before anything is loaded, where the number of ranks is known. docs/scale.md lists the reasons.
-    """
+def devices_conflicts(recipe: "Recipe", num_ranks: int) -> Iterator[str]:
+    """The reasons why a recipe cannot run on that many ranks. docs/scale.md lists them."""
     for prefix, stage in recipe.given_stages():
-        for problem in _problems(stage, num_ranks, prefix):
-            return problem
-    return None
+        yield from _conflicts_of_stage(stage, num_ranks, prefix)
 
 
-def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
+def _conflicts_of_stage(recipe: "TrainerRecipe", num_ranks: int, prefix: str) -> Iterator[str]:
     devices, at = recipe.devices, f"{prefix}devices"
     for placed in recipe.placed_roles():
         if placed.has_common_tensors and not placed.trains and devices.offload_of(placed.role) == "idle":
@@ -163,11 +140,13 @@ def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
             )
     if num_ranks == 1:
         return
-    for role in ("policy", "reference", "value"):
-        if (device := getattr(devices, role).device) is not None:
+    placing = {f"devices.{role}": getattr(devices, role) for role in ("policy", "reference", "value")}
+    for key, section in (recipe.sections() | placing).items():
+        device = getattr(section, "device", None)
+        if device is not None and (key != "run" or ":" in device or device == "mps"):
             yield (
-                f"{at}.{role}.device is {device}, but each of {num_ranks} ranks has one device, the CUDA device of its "
-                "number or the CPU, for all its models: remove it, or run on one rank"
+                f"{prefix}{key}.device is {device}, but each of {num_ranks} ranks has one device, the CUDA device of "
+                "its number or the CPU, for all its models: remove it, or run on one rank"
             )
     if devices.shard_size is not None and num_ranks % devices.shard_size:
         fitting = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
@@ -204,7 +183,7 @@ def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterato
             )
 
 
-def _unshardable(placed: PlacedRole, recipe: Placing, prefix: str) -> Iterator[str]:
+def _unshardable(placed: PlacedRole, recipe: "TrainerRecipe", prefix: str) -> Iterator[str]:
     instead = f"{prefix}devices.{placed.role}.shard to replicate"
     if placed.model is not None and placed.model.quantisation != "none":
         yield (
@@ -224,7 +203,7 @@ def _unshardable(placed: PlacedRole, recipe: Placing, prefix: str) -> Iterator[s
             )
 
 
-def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tuple[str, str]]:
+def unused_devices_keys(recipe: "TrainerRecipe", shared: DevicesConfig) -> Iterator[tuple[str, str]]:
     """Keys of the section `devices` that have no effect, each with the reason.
 
     `shared`: the section of the pipeline, whose values a stage does not answer for; or one of defaults.

@@ -1,13 +1,14 @@
 """Sections of reward sources: models, functions, services. A section names the variable of a token, never the token."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from proximo.config.run import Device
 from proximo.config.schema.base import Section
-from proximo.config.service_address import address_problem, token_variable
+from proximo.config.service_address import ServiceAddress, TokenVariable
 from proximo.metrics.definitions import COMPONENT
 
 
@@ -37,11 +38,9 @@ class ModelRewardConfig(Section):
     weight: float = 1.0
     """Weight of this source in the sum."""
 
-    @model_validator(mode="after")
-    def _adapter_in_a_folder(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.share_base and self.revision is not None:
-            raise ValueError("share_base reads an adapter from a folder, and a folder has no revision: remove revision")
-        return self
+            yield "share_base reads an adapter from a folder, and a folder has no revision: remove revision"
 
 
 class PRMRewardConfig(ModelRewardConfig):
@@ -95,9 +94,9 @@ class RemoteRewardConfig(Section):
     """A reward service over HTTP."""
     name: str = Field("remote", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    url: str
+    url: ServiceAddress
     """Address of the service, such as http://verifiers:8321. Use https on a network that you do not trust."""
-    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    token_env: TokenVariable | None = None
     """Environment variable that holds the token of the service; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
     """Responses in one request. More suit a quick verifier, fewer a slow one."""
@@ -110,17 +109,6 @@ class RemoteRewardConfig(Section):
     weight: float = 1.0
     """Weight of this source in the sum."""
 
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        if problem := address_problem(url):
-            raise ValueError(problem)
-        return url
-
-    @model_validator(mode="after")
-    def _a_request_fits_a_step(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.request_seconds > self.step_seconds:
-            raise ValueError(
-                f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"
-            )
-        return self
+            yield f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"

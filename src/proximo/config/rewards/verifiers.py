@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -70,14 +70,12 @@ class AnswerScores(Section):
     """Score of a response without an answer; for programs, of one without a program. A lower one than `incorrect`
     teaches the form first."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if not max(self.incorrect, self.no_answer) < self.correct:
-            raise ValueError(
+            yield (
                 f"correct ({self.correct:g}) must be above incorrect ({self.incorrect:g}) and no_answer "
                 f"({self.no_answer:g})"
             )
-        return self
 
 
 class AnswerRewardConfig(VerifierRewardConfig):
@@ -151,16 +149,14 @@ class MathsRewardConfig(AnswerRewardConfig):
             "unless it is written like the reference: pip install 'proximo[maths]', or set symbolic: never",
         )
 
-    @model_validator(mode="after")
-    def _pattern_that_is_used(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.pattern is None) == ("pattern" in self.answer_from):
-            raise ValueError("pattern and answer_from: [pattern] need each other: set both or neither")
+            yield "pattern and answer_from: [pattern] need each other: set both or neither"
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                raise ValueError(f"pattern is not a regular expression: {error}") from error
-        return self
+                yield f"pattern is not a regular expression: {error}"
 
 
 class CountdownRewardConfig(AnswerRewardConfig):
@@ -250,16 +246,14 @@ class CodeRewardConfig(AnswerRewardConfig):
         """Lower bound of `answer_seconds`: two runs, each with twice its CPU seconds and its idle seconds."""
         return 2 * (LEAST_WALL_PER_CPU * self.cpu_seconds + self.idle_seconds)
 
-    @model_validator(mode="after")
-    def _time_for_two_runs(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         shortest = self.shortest_answer_seconds
         if self.answer_seconds <= shortest:
-            raise ValueError(
+            yield (
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, four times cpu_seconds "
                 f"({self.cpu_seconds:g}) plus twice idle_seconds ({self.idle_seconds:g}), because a program that the "
                 "machine kept waiting is run twice: raise answer_seconds, or lower the other two"
             )
-        return self
 
 
 class QuickRewardConfig(VerifierRewardConfig):
@@ -354,15 +348,13 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
             )
         return {**given, "verifier": {**verifier, **shared}}
 
-    @model_validator(mode="after")
-    def _scores_on_both_sides_of_one(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         best, worst = (math.inf, -math.inf) if self.verifier is None else _scores_of(self.verifier)
         if not worst < 1 <= best:
-            raise ValueError(
+            yield (
                 f"verifier scores a correct answer {best:g} and an incorrect one {worst:g}, but think_answer takes a "
                 "score of 1 or more as correct and a lower one as incorrect: change its scores"
             )
-        return self
 
     @property
     def memory_of_a_worker_mib(self) -> int | None:

@@ -44,11 +44,6 @@ def parse_override(text: str) -> Override:
 def _parse_value(value: str, override: str) -> Any:
     if value[0] in "[{\"'":
         return parse_document(value, f"the override {override!r}").data
-    if value[0] == "#":
-        raise ConfigError(
-            f"the value of the override {override!r} begins with #, which begins a comment in a recipe: put the value "
-            "in quotes of its own where it is meant"
-        )
     return plain_scalar(value)
 
 
