@@ -119,7 +119,7 @@ RECIPES = (
     _override(
         "steps of KTO without another answer",
         "kto.examples_per_step=1",
-        "greater than or equal to 2, got 1",
+        "equal to 2, got 1",
         kind="kto",
     ),
     _override("labels of no weight", "kto.desirable_weight=0", "greater than 0, got 0", kind="kto"),

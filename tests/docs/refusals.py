@@ -202,7 +202,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "devices.num=2 run.compile=inductor",
         "sft: devices.num=2 sft.optimizer={learning_rate: 1e-5, kind: adamw_8bit}",
         "dpo: devices.num=2 model={path: owner/model, quantisation: 4bit, lora: {rank: 8}}",
-        "devices.num=2 ppo.average_decay=0.99 devices.average.shard=replicate",
+        "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.shard=replicate",
         "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.offload=always",
         "devices.num=2 value.init_from=trunk devices.value.shard=grads",
         "devices.num=2 devices.offload=idle model={path: owner/model, lora: {rank: 8}}",

@@ -27,9 +27,6 @@ class ServersConfig(Section):
     request_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one request, after which it is repeated. Responses of tens of thousands of tokens need
     more."""
-    start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server by the run, and of the wait, within a run, for one that cannot be
-    reached. A large model on a slow disk needs more."""
 
 
 class VLLMEngineConfig(ServersConfig):
@@ -59,9 +56,6 @@ class VLLMEngineConfig(ServersConfig):
     sleep: bool = False
     """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
     keys and values is dropped. For servers that share a GPU with the learner."""
-    max_logprob_error: float = Field(0.5, gt=0)
-    """Largest difference between the log-probs of servers and learner on a few prompts after each push; a larger one
-    stops the run."""
 
     def conflicts(self) -> Iterator[str]:
         own = {"replicas": self.replicas > 1, "arguments": self.arguments, "variables": self.variables}
@@ -95,8 +89,6 @@ MAY_CHANGE = (
     "transfer_folder",
     "max_concurrent_requests",
     "request_seconds",
-    "start_seconds",
     "sleep",
-    "max_logprob_error",
 )
 """Keys of the section that may change on resume: none of them affects a sample."""

@@ -41,8 +41,8 @@ class VerifierRewardConfig(Section):
     """Wall-clock limit of all answers of a step. An answer that is not graded by then has no score."""
 
     @property
-    def memory_of_a_worker_mib(self) -> int | None:
-        """Address space of a worker, and of each process that it starts; None for no limit."""
+    def memory_of_a_worker_mib(self) -> int:
+        """Address space of a worker, and of each process that it starts."""
         return WORKER_MEMORY_MIB
 
     def verifier_path(self) -> str:
@@ -100,13 +100,6 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
     """`package.module:Class` with a method `grade`; each worker makes one."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
-    worker_memory_mib: int | None = Field(WORKER_MEMORY_MIB, ge=128)
-    """Address space in MiB of a worker, and of each process that it starts; null for no limit, as a verifier may need
-    that loads a model."""
-
-    @property
-    def memory_of_a_worker_mib(self) -> int | None:
-        return self.worker_memory_mib
 
     def verifier_path(self) -> str:
         return self.verifier_class
@@ -125,18 +118,12 @@ class MathsRewardConfig(AnswerRewardConfig):
     name: str = Field("maths", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "tags", "hash", "phrase"), min_length=1)
-    """Places to look for the answer, in order; the first place that has one is used. `boxed`: \\boxed{}; `tags`:
-    <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A: ...`; `number`: the
-    last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
-    multiple_answers: Literal["last", "first", "agree"] = "last"
-    """Which of several answers in one place is used. `first`: for a base model that goes on to further questions.
-    `agree`: all must be equal, else the response has no answer."""
+    """Places to look for the answer, in order; of the first place that has one the last one is used. `boxed`:
+    \\boxed{}; `tags`: <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A:
+    ...`; `number`: the last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
     pattern: str | None = None
     """Regular expression for `answer_from: [pattern]`, for answers in a form of your own; the answer is its first
     group, or the whole match without groups. A match that takes longer than `answer_seconds` is incorrect."""
-    relative_tolerance: float | None = Field(None, gt=0, lt=1)
-    """Largest relative difference between a real number and the reference, for references that are measured or
-    rounded; null demands the exact value."""
     symbolic: Literal["auto", "always", "never"] = "auto"
     """Whether math-verify compares answers that the exact grammar cannot parse. `auto`: if the extra `maths` is
     installed; `always`: the extra must be installed."""
@@ -173,8 +160,6 @@ class CountdownRewardConfig(AnswerRewardConfig):
     )
     """Places to look for the expression, in order; the last expression in the first place that has one is used. `tags`:
     <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `response`: the whole response."""
-    number_usage: Literal["exactly_once", "at_most_once"] = "exactly_once"
-    """How often each given number must be used; `at_most_once` in the rules of the television game."""
     operators: tuple[Operator, ...] = Field(("+", "-", "*", "/"), min_length=1)
     """Allowed operators."""
 
@@ -357,7 +342,7 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
             )
 
     @property
-    def memory_of_a_worker_mib(self) -> int | None:
+    def memory_of_a_worker_mib(self) -> int:
         """That of the nested verifier, which runs in the same worker."""
         return super().memory_of_a_worker_mib if self.verifier is None else self.verifier.memory_of_a_worker_mib
 

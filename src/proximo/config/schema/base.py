@@ -19,10 +19,8 @@ class _SectionMeta(type(BaseModel)):
 
         def __call__(cls, *arguments: Any, **values: Any) -> Any:
             if arguments:
-                raise ConfigError(
-                    f"{cls.__name__} takes its settings by name, got {arguments[0]!r:.60}: write "
-                    f"{cls.__name__}(key=...), or (**settings)"
-                )
+                advice = f"write {cls.__name__}(**settings)"
+                raise ConfigError(f"{cls.__name__} takes its settings by name, got {arguments[0]!r:.60}: {advice}")
             try:
                 return super().__call__(**values)
             except ValidationError as error:
