@@ -138,8 +138,7 @@ OVERRIDES = (
     _override("key below a number", "ppo.num_steps.x=1", "which has no keys below it"),
     _override("broken list", "ppo.rollout.stop_strings=[1", "not valid YAML"),
     _override("key of another kind of reward", "reward.0.function=m:f", "for kind function", "of kind model"),
-    _override("dashes", "--ppo.num_steps=3", "No such option", "written without dashes: ppo.num_steps=3"),
-    _override("dashes without a value", "--ppo.num_steps", "written without dashes: ppo.num_steps=VALUE"),
+    _override("dashes", "--ppo.num_steps=3", "No such option", "proximo ppo --help"),
     _override("option that is not there", "--dryrun", "No such option", "--dry-run", "proximo ppo --help"),
     _override("secret in an address", "reward.0.url=http://me:pass@host/x?key=1", "reward.0.url=http://***@host/x?***"),
 )
@@ -311,8 +310,6 @@ COMMANDS = (
     _use("chat with a folder that is nearly there", "chat model/stf", *STF, files=SFT_MODEL),
     _use("score by a folder that is nearly there", "generate model/sft x --reward model/stf", *STF, files=SFT_MODEL),
     _use("score by no function", "generate model x --reward nowhere:f", "no module nowhere", files=MODEL),
-    _use("best of nothing known", "generate model x --keep 1", "needs --reward", files=MODEL),
-    _use("more than there are", "generate model x --keep 3 --reward model", "--num-samples 1", files=MODEL),
     _use("responses to nowhere", "generate model x --output no/a.jsonl", "there is no folder no", files=MODEL),
     _use(
         "responses where nothing can be written",

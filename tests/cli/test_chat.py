@@ -8,7 +8,7 @@ import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.commands.chat_session import Dialogue, DialogueOptions
+from proximo.commands.chat_session import Dialogue
 from proximo.commands.generate import GenerateOptions, generate
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.models.language import LanguageModel
@@ -94,7 +94,7 @@ def test_an_unknown_command_is_not_said_to_the_model(model: str, monkeypatch, ca
 
 def test_what_no_longer_fits_is_left_out_from_the_oldest_turn(tmp_path: Path) -> None:
     small = save(tmp_path / "small", max_position_embeddings=48)
-    dialogue = Dialogue(small, DialogueOptions(sampling=SAMPLING))
+    dialogue = Dialogue(small, SAMPLING)
     answers = [dialogue.answer("a" * 16) for _ in range(3)]
     assert [answer.forgot for answer in answers] == [False, True, True]
     assert answers[0].text == written(small, f"<|user|>{'a' * 16}<eos><|assistant|>")

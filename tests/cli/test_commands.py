@@ -401,8 +401,6 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert schema["$defs"]["GAEConfig"]["properties"]["gae_lambda"]["description"].startswith(
         "Lambda of the advantages"
     )
-    assert main(["config", "schema"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 7
 
 
 DISK = [OSError(getattr(errno, name), "refused", "x") for name in ("ENOSPC", "EROFS", "EFBIG", "ESTALE", "EIO")]
@@ -500,8 +498,7 @@ def test_doctor_advises_where_something_is_missing(monkeypatch):
     extras = CHECKS["extras"]()
     assert extras == doctor.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
     monkeypatch.setattr("proximo.commands.dry_run.CDLL", lambda name: None)
-    assert "is built without CUDA" in doctor._why_no_cuda("2.13.0+cpu", None)
-    assert "nvidia-smi" in doctor._why_no_cuda("2.13.0", "13.0")
+    assert "check its build and `nvidia-smi`" in CHECKS["device"]().advice
 
 
 def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):

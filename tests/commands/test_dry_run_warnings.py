@@ -61,13 +61,18 @@ def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "text", "overrides", "told"),
     [
-        ("sft", SFT, ["model.path=small"], "model reads at most 100 positions, and data.max_tokens is 1024"),
+        (
+            "sft",
+            SFT,
+            ["model.path=small"],
+            "model reads at most 100 positions, and data.max_tokens (1024) may need 1024: lower one",
+        ),
         (
             "ppo",
             PPO,
             ["model.path=small", "ppo.rollout.max_new_tokens=40"],
             "model reads at most 100 positions, and data.max_prompt_tokens (512) + ppo.rollout.max_new_tokens (40) "
-            "make 552: prompts of more than 60 tokens would end the run",
+            "may need 552: lower one of them, or a longer example would end the run",
         ),
         ("ppo", PPO, ["reward.0.path=small", "ppo.rollout.max_new_tokens=4"], "note: reward.0 reads at most 100"),
         (
@@ -87,7 +92,7 @@ def test_positions_that_may_not_do_are_told(capsys, kind, text, overrides, told)
 def test_positions_that_answers_alone_fill_are_a_mistake(capsys):
     status, _, err = dry_run(capsys, "ppo", PPO, "model.path=small")
     assert status == 2
-    assert "model reads at most 100 positions, which ppo.rollout.max_new_tokens (128) alone fills" in err
+    assert "and data.max_prompt_tokens (512) + ppo.rollout.max_new_tokens (128) may need 640: lower one" in err
 
 
 def test_episodes_beyond_the_positions_are_refused_as_by_the_run(capsys):
@@ -95,7 +100,7 @@ def test_episodes_beyond_the_positions_are_refused_as_by_the_run(capsys):
     text = "run: {folder: runs/e}\nmodel: {path: small}\nenvironment: {path: guess.py:Guess}\n"
     status, _, err = dry_run(capsys, "ppo", text)
     assert status == 2
-    assert "up to 1024 tokens, but model reads at most 100 positions; lower environment.max_tokens" in err
+    assert "model reads at most 100 positions, and environment.max_tokens (1024) may need 1024: lower" in err
     assert dry_run(capsys, "ppo", text, "environment.max_tokens=100")[0] == 0
 
 

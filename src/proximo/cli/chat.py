@@ -49,14 +49,13 @@ def chat(
     """
     check_model_path(model)
     with loading():
-        from proximo.commands.chat_session import Dialogue, DialogueOptions
+        from proximo.commands.chat_session import Dialogue
     from proximo.rollout.sampling import SamplingOptions
 
     sampling = SamplingOptions(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy
     )
-    options = DialogueOptions(sampling=sampling, seed=seed, system=system, checkpoint=checkpoint)
-    dialogue = Dialogue(model, options)
+    dialogue = Dialogue(model, sampling, seed=seed, system=system, checkpoint=checkpoint)
     if dialogue.has_environment:
         print(f"note: {model} played an environment, which a chat does not: proximo evaluate {model}", file=sys.stderr)
     interactive = sys.stdin.isatty()

@@ -51,6 +51,7 @@ def _versions() -> Finding:
 def _device() -> Finding:
     import torch
 
+    from proximo.commands.dry_run import has_nvidia_driver
     from proximo.models.precision.placement import resolve_device
 
     device = resolve_device("auto")
@@ -63,19 +64,11 @@ def _device() -> Finding:
         return Finding("mps")
     return Finding(
         f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator that torch can use was found",
-        _why_no_cuda(torch.__version__, torch.version.cuda),
+        f"NVIDIA's driver is installed, but torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no device: "
+        "check its build and `nvidia-smi`"
+        if has_nvidia_driver()
+        else None,
     )
-
-
-def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
-    """Advice if NVIDIA's driver is installed but torch finds no device; None without the driver."""
-    from proximo.commands.dry_run import has_nvidia_driver
-
-    if not has_nvidia_driver():
-        return None
-    if cuda is None:
-        return f"NVIDIA's driver is installed, but torch {torch} is built without CUDA: install a build with CUDA"
-    return f"torch {torch} is for CUDA {cuda}: check that `nvidia-smi` shows a device and that the driver is new enough"
 
 
 def _precision() -> Finding:

@@ -72,7 +72,7 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate runs/ppo --output answers.jsonl --engine vllm < prompts.txt
     """
     check_model_path(model)
-    _check_reward(reward, keep=keep, num_samples=num_samples)
+    _check_reward(reward)
     check_new_file(output)
     texts = prompts or _prompts_from_stdin()
     with loading():
@@ -111,11 +111,7 @@ def _prompts_from_stdin() -> list[str]:
     return prompts
 
 
-def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> None:
-    if keep is not None and reward is None:
-        raise UserError("--keep selects the best responses and needs --reward to rank them")
-    if keep is not None and keep > num_samples:
-        raise UserError(f"--keep {keep} chooses among --num-samples {num_samples}: give a smaller number")
+def _check_reward(reward: str | None) -> None:
     if reward is None:
         return
     if not IMPORT_PATH.fullmatch(reward):
@@ -152,15 +148,17 @@ def evaluate(
     with loading():
         from proximo.commands.evaluate import run_evaluate
 
-    settings = {
-        "evaluation_samples_per_prompt": samples_per_prompt,
-        "solved_score": solved_score,
-        "evaluate_greedy": greedy or None,
-        "engine": engine,
-    }
-    changes = {key: value for key, value in settings.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, settings=changes)
+        return run_evaluate(
+            run,
+            checkpoint=checkpoint,
+            num_prompts=num_prompts,
+            output=output,
+            samples_per_prompt=samples_per_prompt,
+            solved_score=solved_score,
+            greedy=greedy or None,
+            engine=engine,
+        )
 
 
 def export(
@@ -187,17 +185,9 @@ def export(
     from proximo.checkpoint.run_folder import check_new_folder
     from proximo.run.preflight import check_push_name
 
-    check_push_name(push, private=private)
+    check_push_name(push, private=private)  # both again later, but before torch is imported
     check_new_folder(out)
     with loading():
-        from proximo.commands.export import ExportOptions, run_export
+        from proximo.commands.export import run_export
 
-    options = ExportOptions(
-        role=role,
-        checkpoint=checkpoint,
-        merge=merge,
-        dtype=dtype,
-        push=push,
-        private=private,
-    )
-    return run_export(run, out, options)
+    return run_export(run, out, role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private)

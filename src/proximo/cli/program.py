@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -27,8 +26,6 @@ from proximo.message_text import with_addresses
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
-SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
-"""Matches a config key that is written as an option, for example `--ppo.num_steps=3`."""
 HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
@@ -59,8 +56,9 @@ def main(argv: Sequence[str]) -> int:
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
-        hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
-        return _refuse(f"{error.format_message()} ({hint})", 2)
+        names = typer.main.get_group(app).commands
+        command = f"{arguments[0]} " if arguments[0] in names else ""
+        return _refuse(f"{error.format_message()} (`proximo {command}--help` tells more)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BaseException as error:
@@ -148,20 +146,6 @@ def explicit_resume(arguments: Sequence[str]) -> list[str]:
 def _refuse(message: str, status: int) -> int:
     print(f"error: {redacted(message)}", file=sys.stderr)
     return status
-
-
-def _setting_hint(arguments: Sequence[str]) -> str | None:
-    """A hint for the first config key that was written as an option; None if there is none."""
-    for argument in arguments[1:]:
-        if setting := SETTING.fullmatch(argument):
-            return f"settings are written without dashes: {setting[1]}{setting[2] or '=VALUE'}"
-    return None
-
-
-def _command_of(arguments: Sequence[str]) -> str:
-    """The command's name and a space if the arguments begin with a command, else the empty string."""
-    names = typer.main.get_group(app).commands
-    return f"{arguments[0]} " if arguments[0] in names else ""
 
 
 def _print_version(wanted: bool) -> None:

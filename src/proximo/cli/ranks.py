@@ -24,16 +24,12 @@ MOST_DIFFERENCES = 8
 """Number of differences between two ranks that a message lists."""
 
 
-def num_ranks(recipe: "Recipe") -> int:
-    """How many ranks the command starts on this machine; the same for all stages of a pipeline."""
-    return max((stage.devices.num or 1 for _, stage in recipe.given_stages()), default=1)
-
-
 def check_ranks(recipe: "Recipe", place: Place | None) -> None:
     """Raises ConfigError if the recipe cannot run on the ranks that were started, or that it asks for."""
     from proximo.config.devices import devices_conflicts
 
-    wanted, size = num_ranks(recipe), num_ranks(recipe) if place is None else place.size
+    wanted = recipe.num_ranks
+    size = wanted if place is None else place.size
     if place is not None and size != wanted and any(stage.devices.num for _, stage in recipe.given_stages()):
         raise ConfigError(
             f"devices.num is {wanted}, but {place.starter} started {size} ranks: set devices.num to {size}, or "

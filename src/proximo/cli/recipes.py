@@ -10,8 +10,7 @@ import typer
 from proximo.cli.arguments import Overrides, RecipeName
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
-from proximo.message_text import with_addresses
-from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
+from proximo.trainer_kinds import recipe_kind, recipe_kinds
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
@@ -112,20 +111,15 @@ def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption =
 
 @config_app.command()
 def schema(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="A command that takes a recipe.")] = None,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A command that takes a recipe.")],
 ) -> None:
-    """Print the JSON schema of a kind of recipe, or of all."""
-    print(json.dumps(_with_addresses(json_schema(kind if kind is None else _known(kind))), indent=2))
+    """Print the JSON schema of a kind of recipe."""
+    print(json.dumps(json_schema(_known(kind)), indent=2))
 
 
-def json_schema(kind: str | None = None) -> dict[str, Any]:
-    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
-    from pydantic.json_schema import models_json_schema
-
-    if kind is not None:
-        return _with_names(recipe_kind(kind).schema.model_json_schema())
-    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
-    return _with_names({"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema})
+def json_schema(kind: str) -> dict[str, Any]:
+    """JSON schema of a kind of recipe."""
+    return _with_names(recipe_kind(kind).schema.model_json_schema())
 
 
 def _with_names(node: Any) -> Any:
@@ -141,15 +135,6 @@ def _with_names(node: Any) -> Any:
     return {"anyOf": [union, {"enum": list(node["discriminator"]["mapping"])}], **named}
 
 
-def _with_addresses(node: Any) -> Any:
-    """The same JSON with the addresses of the pages that its texts name."""
-    if isinstance(node, dict):
-        return {key: _with_addresses(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_with_addresses(value) for value in node]
-    return with_addresses(node) if isinstance(node, str) else node
-
-
 def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":
     from proximo.config.loader import load_recipe
 
@@ -161,14 +146,9 @@ def kind_of(recipe: str, kind: str | None) -> str:
 
     Raises ConfigError if it is unclear.
     """
-    from proximo.config.loader import read_document
+    from proximo.config import loader
 
-    if kind is not None:
-        return _known(kind)
-    guess = recognise(read_document(recipe).data)
-    if guess is None:
-        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind={_names()}")
-    return guess.name
+    return loader.kind_of(loader.read_document(recipe)) if kind is None else _known(kind)
 
 
 def _known(kind: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli.arguments import Overrides, RecipeName, loading
-from proximo.cli.ranks import check_ranks, note_idle_tasks, num_ranks, run_rank
+from proximo.cli.ranks import check_ranks, note_idle_tasks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
 from proximo.errors import ConfigError
@@ -103,7 +103,7 @@ def _command(kind: str) -> Callable[..., int]:
             if place is not None:
                 return run_rank(place, prepare, run=_run)
             given, options = prepare()
-            if (num := num_ranks(given)) > 1:
+            if (num := given.num_ranks) > 1:
                 from proximo.distributed.launch import launch
 
                 command = [sys.executable, "-P", "-m", "proximo", *context.obj]

@@ -19,20 +19,6 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.checkpoint_lookup import find_run, language_model_path
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DialogueOptions:
-    """Options of sampling and of the session."""
-
-    sampling: SamplingOptions
-    seed: int = 0
-    """The same seed and the same turns give the same answers."""
-    system: str | None = None
-    """The system prompt; for models with a chat template."""
-    checkpoint: str = "latest"
-    """If the model is a run: `latest`, `best` or `step-N`."""
-    device: str = "auto"
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A reply of the model."""
@@ -51,12 +37,23 @@ class Dialogue:
     continues a text in which each turn is a line.
     """
 
-    def __init__(self, model: str, options: DialogueOptions) -> None:
-        """Raises ModelError or RunFolderError if the model cannot be loaded, UserError for wrong options."""
-        path = language_model_path(model, options.checkpoint)
+    def __init__(
+        self,
+        model: str,
+        sampling: SamplingOptions,
+        *,
+        seed: int = 0,
+        system: str | None = None,
+        checkpoint: str = "latest",
+    ) -> None:
+        """`seed`: the same one and the same turns give the same answers. `system`: for models with a chat template.
+
+        Raises ModelError or RunFolderError if the model cannot be loaded, UserError for wrong options.
+        """
+        path = language_model_path(model, checkpoint)
         self.tokenizer = load_tokenizer(path)
         self.has_template = self.tokenizer.chat_template is not None
-        if options.system is not None and not self.has_template:
+        if system is not None and not self.has_template:
             raise UserError(f"{path} has no chat template, so it cannot take a system message: remove it")
         self.has_environment = _has_environment(model)
         """Whether this is a run in an environment. A dialogue plays none."""
@@ -64,13 +61,13 @@ class Dialogue:
         if self.has_template:
             with suppress(ModelError):  # a template of one turn
                 self._renderer = TurnRenderer(self.tokenizer)
-        self.options = options
-        language, self._engine = load_engine(path, self.tokenizer, device=options.device)
+        self._sampling, self._seed, self._system = sampling, seed, system
+        language, self._engine = load_engine(path, self.tokenizer, device="auto")
         limit = language.position_limit
-        self._room = None if limit is None else limit - options.sampling.max_new_tokens
+        self._room = None if limit is None else limit - sampling.max_new_tokens
         if self._room is not None and self._room < 1:
             raise UserError(
-                f"max_new_tokens ({options.sampling.max_new_tokens}) leaves no room for a question: the model has "
+                f"max_new_tokens ({sampling.max_new_tokens}) leaves no room for a question: the model has "
                 f"{limit} positions"
             )
         self._turns: tuple[Message, ...] = ()
@@ -83,13 +80,13 @@ class Dialogue:
         """The model's reply. Raises UserError if the text alone is too long; the conversation is then unchanged."""
         asked: tuple[Message, ...] = (*self._turns, {"role": "user", "content": text})
         values = {"messages": list(asked)} if self.has_template else {"prompt": _as_text(asked)}
-        how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self.options.system)
+        how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self._system)
         try:
             (prompt,), report = load_prompts([Row(source="chat", number=1, values=values)], self.tokenizer, how)
         except DataError as error:
             raise UserError(f"the chat template failed: {error}") from error
-        key = RandomKey(seed=self.options.seed, purpose="chat", step=len(self._turns))
-        (response,) = self._engine.generate([prompt], num_samples=1, options=self.options.sampling, key=key)
+        key = RandomKey(seed=self._seed, purpose="chat", step=len(self._turns))
+        (response,) = self._engine.generate([prompt], num_samples=1, options=self._sampling, key=key)
         self._turns = (*asked, {"role": "assistant", "content": response.text})
         turn, renderer = ToolTurn(), self._renderer
         if renderer is not None:

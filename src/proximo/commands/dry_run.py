@@ -88,27 +88,15 @@ def has_nvidia_driver() -> bool:
 
 def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
     """`longest`: key of a length limit -> tokens; first of the prompt, then of the response if there is one."""
-    limit = _position_limit(model)
-    if limit is None or sum(longest.values()) <= limit:
+    limit, needed = _position_limit(model), sum(longest.values())
+    if limit is None or needed <= limit:
         return
-    (read_key, given), *rest = longest.items()
-    if read_key.startswith("environment."):
-        raise ConfigError(
-            f"an episode has up to {given} tokens, but {key} reads at most {limit} positions; lower {read_key}"
-        )
-    if not rest:
-        yield (
-            f"{key} reads at most {limit} positions, and {read_key} is {given}: a longer example would end the run; "
-            "lower it"
-        )
-        return
-    ((write_key, written),) = rest
-    if written >= limit:
-        raise ConfigError(f"{key} reads at most {limit} positions, which {write_key} ({written}) alone fills: lower it")
-    yield (
-        f"{key} reads at most {limit} positions, and {read_key} ({given}) + {write_key} ({written}) make "
-        f"{given + written}: prompts of more than {limit - written} tokens would end the run; lower one of them"
-    )
+    keys = " + ".join(f"{name} ({number})" for name, number in longest.items())
+    problem = f"{key} reads at most {limit} positions, and {keys} may need {needed}: lower one of them"
+    (read_key, _), *rest = longest.items()
+    if read_key.startswith("environment.") or (rest and rest[0][1] >= limit):
+        raise ConfigError(problem)
+    yield f"{problem}, or a longer example would end the run"
 
 
 def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:

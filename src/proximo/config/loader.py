@@ -22,7 +22,7 @@ from proximo.config.schema.validation_messages import Source, explain, key_path,
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError, RunFolderError
-from proximo.trainer_kinds import recipe_kind, recognise
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
 Kind = TypeVar("Kind", bound=Section)
 
@@ -81,6 +81,17 @@ def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tup
         return RewardSection.model_validate(source.tree).reward
     except ValidationError as error:
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
+
+
+def kind_of(document: Document) -> str:
+    """The command that a recipe is for, by its sections. Raises ConfigError if they fit none, or several."""
+    kind = recognise(document.data)
+    if kind is None:
+        names = ", ".join(each.name for each in recipe_kinds())
+        raise ConfigError(
+            f"{document.origin} has no section that shows what it trains: it needs one of {names}, or give --kind"
+        )
+    return kind.name
 
 
 def _source(document: Document, overrides: Sequence[str], schema: type[Section]) -> Source:

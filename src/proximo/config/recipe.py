@@ -43,6 +43,11 @@ class Recipe(Section):
             if stage is not None:
                 yield f"{name}." if name else "", stage
 
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it starts on this machine; the same for all stages of a pipeline."""
+        return max((stage.devices.num or 1 for _, stage in self.given_stages()), default=1)
+
 
 class TrainerRecipe(Recipe):
     """The recipe of one trainer.

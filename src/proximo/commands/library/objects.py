@@ -57,13 +57,10 @@ class GivenObjects:
         return self._sink(value) if name == "sinks" else self._section(value, "")
 
     def _sources(self, value: Any) -> list[Any]:
-        items = value if isinstance(value, list | tuple) else [value]
-        for item in items:
-            _refuse_splits(item)
-        return [self._source(item) for item in ([value] if items is value and _are_rows(value) else items)]
+        is_list = isinstance(value, list | tuple)
+        return [self._source(item) for item in (value if is_list and not _are_rows(value) else [value])]
 
     def _source(self, source: Any) -> Any:
-        _refuse_splits(source)
         if isinstance(source, Mapping):
             plain = {
                 str(name): self._section(value, "kwargs" if name == "kwargs" else "")
@@ -76,15 +73,10 @@ class GivenObjects:
             return plain | ({"function": named} if isinstance(named, str) else self._source(named))
         if callable(source):
             return {"function": self._import_path(source)}
-        if isinstance(source, str | bytes | Path) or not isinstance(source, Iterable):
+        if isinstance(source, str | bytes | Path | Iterator) or not isinstance(source, Iterable):
             raise ConfigError(
-                f"a data source is a mapping such as {{'path': 'rows.jsonl'}}, rows, or a function that yields rows; "
-                f"got {source!r:.60}"
-            )
-        if isinstance(source, Iterator):
-            raise ConfigError(
-                "a data source is read again on resume and evaluation, but an iterator or generator can be read once: "
-                "give a list, a datasets.Dataset, or the function that yields the rows"
+                "a data source is a mapping such as {'path': 'rows.jsonl'}, a function that yields rows, or rows that "
+                f"can be read again, such as a list or a datasets.Dataset; got {source!r:.60}"
             )
         return {"function": self._import_path(_Rows(source))}
 
@@ -183,16 +175,6 @@ def _settings(section: Section) -> dict[str, Any]:
         is_shipped = type(section).__module__.startswith("proximo.")
         settings["kind"] = section.model_dump()["kind"] if is_shipped else type(section)
     return settings
-
-
-def _refuse_splits(source: Any) -> None:
-    """Raises ConfigError for several data sets by name, as `datasets.load_dataset` gives without a split."""
-    sets = [name for name, each in source.items() if hasattr(each, "column_names")] if _may_be_row(source) else []
-    if sets:
-        raise ConfigError(
-            f"a data source is one data set, and this is a mapping of several, {', '.join(map(repr, sets))}: give one "
-            f"of them, such as dataset[{sets[0]!r}]"
-        )
 
 
 def _may_be_row(value: Any) -> bool:
