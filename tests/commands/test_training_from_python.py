@@ -96,9 +96,9 @@ def test_a_training_that_ended_within_resumes_with_the_same_bits(own_reward, who
     with pytest.raises(_PulledPlug):
         cut.fit(quiet=True, on_step=pull)
     assert seen == [0, 1, 2]
-    with pytest.raises(RunFolderError, match=r'use fit\(resume="must"\).*, fit\(overwrite=True\) to replace'):
+    with pytest.raises(RunFolderError, match="use --resume.*, --overwrite to replace"):
         cut.fit(quiet=True)
-    assert 'holds a run at step 1: use --resume to continue it' in cut.dry_run()
+    assert "holds a run at step 1: use --resume to continue it" in cut.dry_run()
     run = cut.fit(quiet=True, resume="auto")
     assert weights_of(run.folder) == weights_of(whole.folder)
     assert lines_of(run.folder) == lines_of(whole.folder)
