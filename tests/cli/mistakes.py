@@ -217,7 +217,7 @@ COMMANDS = (
     _use("unknown command", "pp", "No such command 'pp'", "'ppo'"),
     _use("no recipe", "ppo", "Missing argument 'RECIPE'"),
     _use("unknown option", "ppo ppo --bogus", "No such option: --bogus"),
-    _use("resume in another way", "ppo ppo --resume=later", "--resume=auto", "later"),
+    _use("resume in another way", "ppo ppo --resume=later", "'later'", "'auto'"),
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
     _use("run in a folder that holds one", "ppo r.yaml", "already holds a run", "--resume=auto or --over", files=HELD),
     _use("resume with a blank", "ppo r.yaml --resume auto", "--resume=auto", "equals sign", files={"r.yaml": PPO}),

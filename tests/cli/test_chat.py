@@ -10,7 +10,6 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
 from proximo.commands.chat_session import Dialogue
 from proximo.commands.generate import GenerateOptions, generate
-from proximo.environments.turn_renderer import TurnRenderer
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
@@ -189,21 +188,3 @@ def test_what_has_no_place_is_a_mistake(options: list[str], message: str, tmp_pa
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
     assert main(["chat", plain, *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_calls_of_tools_are_shown_and_a_run_in_an_environment_is_told_to_be_evaluated(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = '<tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call><tool_call>?</tool_call>'
-    monkeypatch.setattr(TurnRenderer, "visible_text", lambda *_: written)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
-    monkeypatch.setattr("proximo.commands.chat_session.language_model_path", lambda *_: model)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.resolved.json").write_text('{"run": {"folder": "run"}, "environment": {"path": "guess.py:Guess"}}')
-    assert main(["chat", str(run), *SHORT]) == 0
-    said = capsys.readouterr()
-    assert len(said.out.splitlines()) == 1
-    assert f"which a chat does not: proximo evaluate {run}\n" in said.err
-    assert '(no tool is run: calls look({"at": "é"}))\n' in said.err
-    assert "(no tool is run: This call could not be read: it is not JSON" in said.err

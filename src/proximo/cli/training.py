@@ -25,7 +25,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the recipe and print a preview; load no model, write nothing.")
 ]
 Resume = Annotated[
-    str,
+    Literal["never", "must", "auto"],
     typer.Option(
         "--resume",
         metavar="[=auto]",
@@ -81,7 +81,7 @@ def _command(kind: str) -> Callable[..., int]:
         def prepare() -> tuple["Recipe", RunOptions]:
             loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
-                resume=_resume(resume, overwrite=overwrite),
+                resume=resume,
                 overwrite=overwrite,
                 allow_different_environment=allow_different_environment,
                 allow_changed_rewards=allow_changed_rewards,
@@ -139,12 +139,3 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
     with loading(quiet=options.quiet):
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)
-
-
-def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:
-    if overwrite and value != "never":
-        raise ConfigError("--overwrite replaces the run in the folder, but --resume continues it: choose one")
-    match value:
-        case "never" | "must" | "auto":
-            return value
-    raise ConfigError(f"use --resume or --resume=auto, got --resume={value}")

@@ -1,22 +1,16 @@
 """A chat session with a trained model, for the terminal (`cli/chat.py`) or a program."""
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.commands.generate import load_engine
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.environments.tool_calls import ToolTurn, parse
-from proximo.environments.turn_renderer import TurnRenderer
-from proximo.errors import DataError, ModelError, RunFolderError, UserError
+from proximo.errors import DataError, UserError
 from proximo.models.pretrained.vocabulary import load_tokenizer
 from proximo.records import Message
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.checkpoint_lookup import find_run, language_model_path
+from proximo.run.checkpoint_lookup import language_model_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +20,6 @@ class Answer:
     text: str
     forgot: bool
     """True if the oldest turns were dropped because they no longer fit into the model's context."""
-    turn: ToolTurn
-    """Its calls of tools in the style of the chat template; nobody makes them."""
 
 
 class Dialogue:
@@ -55,12 +47,6 @@ class Dialogue:
         self.has_template = self.tokenizer.chat_template is not None
         if system is not None and not self.has_template:
             raise UserError(f"{path} has no chat template, so it cannot take a system message: remove it")
-        self.has_environment = _has_environment(model)
-        """Whether this is a run in an environment. A dialogue plays none."""
-        self._renderer: TurnRenderer | None = None
-        if self.has_template:
-            with suppress(ModelError):  # a template of one turn
-                self._renderer = TurnRenderer(self.tokenizer)
         self._sampling, self._seed, self._system = sampling, seed, system
         language, self._engine = load_engine(path, self.tokenizer, device="auto")
         limit = language.position_limit
@@ -88,18 +74,7 @@ class Dialogue:
         key = RandomKey(seed=self._seed, purpose="chat", step=len(self._turns))
         (response,) = self._engine.generate([prompt], num_samples=1, options=self._sampling, key=key)
         self._turns = (*asked, {"role": "assistant", "content": response.text})
-        turn, renderer = ToolTurn(), self._renderer
-        if renderer is not None:
-            turn = parse(renderer.visible_text(prompt.token_ids, response.token_ids), renderer.tool_style)
-        return Answer(text=response.text, forgot=bool(report.num_truncated), turn=turn)
-
-
-def _has_environment(model: str) -> bool:
-    try:
-        config = json.loads((find_run(Path(model).expanduser()) / RESOLVED_CONFIG).read_bytes())
-    except (RunFolderError, OSError, ValueError):  # a model, or a run that began with nothing
-        return False
-    return bool(config.get("environment"))
+        return Answer(text=response.text, forgot=bool(report.num_truncated))
 
 
 def _as_text(turns: Sequence[Message]) -> str:

@@ -86,8 +86,6 @@ class Training:
         """
         if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
             raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
-        if overwrite and resume != "never":
-            raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
         options = RunOptions(
             resume=resume,
             overwrite=overwrite,

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from proximo.config.rewards.sources import SourceOfScoresConfig
 from proximo.config.schema.base import Section
-from proximo.metrics.definitions import COMPONENT
 from proximo_verifiers.sandbox.guarantees import check_names
 
 TEXT_VERIFIERS = "proximo.rewards.text_verifiers"
@@ -20,18 +20,12 @@ LEAST_WALL_PER_CPU = 2.0
 """Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
-class VerifierRewardConfig(Section):
+class VerifierRewardConfig(SourceOfScoresConfig):
     """The keys that all sources with a verifier in worker processes share."""
 
     implementation: ClassVar[str]
     """`package.module:Class` of the verifier, which each worker constructs with `verifier_options`."""
 
-    kind: str
-    """The kind of source."""
-    name: str
-    """Name of this component in the metrics."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
     workers: int | None = Field(None, ge=1)
     """Worker processes of this source; null for one per core."""
     answer_seconds: float = Field(10.0, gt=0)
@@ -94,8 +88,6 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
 
     kind: Literal["verifier"]
     """A verifier class, named by its import path. docs/rewards.md, "A verifier of your own"."""
-    name: str = Field("verifier", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     verifier_class: str
     """`package.module:Class` with a method `grade`; each worker makes one."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -115,8 +107,6 @@ class MathsRewardConfig(AnswerRewardConfig):
 
     kind: Literal["maths"]
     """Compares mathematical answers, exactly where it can."""
-    name: str = Field("maths", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "tags", "hash", "phrase"), min_length=1)
     """Places to look for the answer, in order; of the first place that has one the last one is used. `boxed`:
     \\boxed{}; `tags`: <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A:
@@ -153,8 +143,6 @@ class CountdownRewardConfig(AnswerRewardConfig):
 
     kind: Literal["countdown"]
     """Parses an arithmetic expression and computes it exactly."""
-    name: str = Field("countdown", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_from: tuple[Literal["tags", "boxed", "last_line", "response"], ...] = Field(
         ("tags", "boxed", "last_line"), min_length=1
     )
@@ -171,8 +159,6 @@ class CodeRewardConfig(AnswerRewardConfig):
 
     kind: Literal["code"]
     """Runs the program in a response against the tests of its row."""
-    name: str = Field("code", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of one answer with all its tests, counted from when its grading begins; the time in the queue is
     limited by `step_seconds` alone. A program gets 0.45 of it, so that a program which the machine kept waiting can be
@@ -255,8 +241,6 @@ class PatternRewardConfig(QuickRewardConfig):
 
     kind: Literal["pattern"]
     """One score for a response with a match, another for one without."""
-    name: str = Field("pattern", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     pattern: str
     """A regular expression of the `regex` package, a superset of Python's. Write it in single quotes, so that YAML
     keeps backslashes; for the whole response begin it with `\\A` and end it with `\\Z`."""
@@ -303,8 +287,6 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     kind: Literal["think_answer"]
     """1 for a response of that form, else `min_score`. With `verifier`, 1 for a correct answer in any form; the form
     then distinguishes incorrect answers only."""
-    name: str = Field("form", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     verifier: VerifierConfig | None = None
     """A verifier with its own keys, such as `{kind: pattern, pattern: ...}`. An answer is correct if it scores 1 or
     more."""
@@ -317,13 +299,13 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_worker_for_both(cls, given: Any) -> Any:
-        """Copy name, worker and limits of this section into the nested verifier, so that its validators see them."""
+        """Copy worker, weight and limits of this section into the nested verifier, so that its validators see them."""
         verifier = given.get("verifier") if isinstance(given, Mapping) else None
         if isinstance(verifier, VerifierRewardConfig):
             verifier = verifier.model_dump(exclude_unset=True)
         if not isinstance(verifier, Mapping):
             return given
-        names = {*VerifierRewardConfig.model_fields} - {"kind"}
+        names = {*VerifierRewardConfig.model_fields} - {"kind", "name"}
         shared = {name: given.get(name, cls.model_fields[name].default) for name in names}
         others = sorted(name for name in shared if name in verifier and verifier[name] != shared[name])
         if others:

@@ -138,15 +138,14 @@ def _without_repeated_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetail
     """The errors without those that follow from another one.
 
     A pipeline passes its `run` to every stage, so each error in it would be repeated. pydantic also calls a list with
-    invalid items too short, since it counts only valid ones.
+    invalid items too short, since it counts only valid ones, and a default that depends on an invalid key missing.
     """
     shared = {(error["type"], error["loc"]) for error in errors if error["loc"][:1] == ("run",)}
-    no_run = ("missing", ("run",)) in shared
     return [
         error
         for error in errors
         if (error["type"], error["loc"][1:]) not in shared
-        and not (no_run and error["type"] == "missing" and error["loc"][1:2] == ("run",))
+        and error["type"] != "default_factory_not_called"
         and not (error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
     ]
 
