@@ -108,10 +108,9 @@ def test_an_adapter_of_a_run_speaks(model: str, tmp_path: Path) -> None:
     adapted.model.peft_config["default"].base_model_name_or_path = model
     save_pretrained(adapted.model, tmp_path / "adapter")
     tiny_tokenizer().save_pretrained(tmp_path / "adapter")
-    options = DialogueOptions(sampling=SAMPLING)
-    spoken = Dialogue(str(tmp_path / "adapter"), options).answer("abc").text
+    spoken = Dialogue(str(tmp_path / "adapter"), SAMPLING).answer("abc").text
     assert spoken == written(str(tmp_path / "adapter"), "<|user|>abc<eos><|assistant|>")
-    assert spoken != Dialogue(model, options).answer("abc").text
+    assert spoken != Dialogue(model, SAMPLING).answer("abc").text
 
 
 class Terminal(io.StringIO):

@@ -145,6 +145,7 @@ def _without_repeated_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetail
         error
         for error in errors
         if (error["type"], error["loc"][1:]) not in shared
+        and not (("missing", ("run",)) in shared and error["type"] == "missing" and error["loc"][1:2] == ("run",))
         and error["type"] != "default_factory_not_called"
         and not (error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
     ]
