@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from datasets import Dataset
 
 from proximo import SavedRun, Training, session_functions
 from proximo.cli import main
@@ -156,40 +155,6 @@ def test_an_interrupt_saves_and_says_how_to_go_on(inputs, tmp_path) -> None:
     assert training.run.metrics[-1]["step"] == 1
     run = training.fit(quiet=True, resume="must")
     assert weights_of(run.folder) == weights_of(whole.folder)
-
-
-def test_rewards_and_rows_may_be_objects(inputs, tmp_path) -> None:
-    """A lambda and a data set in place of an import path and a file: the numbers of the recipe with the names."""
-    rows = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
-    recipe = recipe_of("ppo", inputs)
-    named = [{"kind": "function", "function": "tiny_runs:share_of_vowels"}]
-    value = {"value": {"init_from": "policy"}}
-    by_name = Training(in_folder({**recipe, **value, "reward": named}, tmp_path / "by_name")).fit(quiet=True)
-
-    class Own:
-        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
-            return share_of_vowels(prompts, responses, metadata)
-
-    given_here = {
-        **in_folder(recipe, tmp_path / "given"),
-        **value,
-        "data": {**recipe["data"], "sources": [Dataset.from_list(rows)]},
-        "reward": [{"kind": "function", "function": Own()}],
-    }
-    training = Training(given_here)
-    run = training.fit(quiet=True)
-    scores = [line["score/mean"] for line in run.metrics if "score/mean" in line]
-    assert scores == [line["score/mean"] for line in by_name.metrics if "score/mean" in line]
-    first, second = (each.evaluate(num_prompts=2).metrics for each in (run, training.run))
-    assert {name for name in first if first[name] != second[name] and not CLOCKS.search(name)} == set()
-
-    class Own:
-        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
-            return [0.0] * len(responses)
-
-    changed = Training({**given_here, "reward": [{"kind": "function", "function": Own()}]})
-    with pytest.raises(RunFolderError, match="source with sha256"):
-        changed.fit(quiet=True, resume="must")
 
 
 def test_a_function_that_can_be_imported_keeps_its_name_in_the_recipe(inputs, tmp_path) -> None:
