@@ -147,7 +147,7 @@ def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPa
         "num_workers": 3,
         "answer_seconds": 10.0,
         "step_seconds": 600.0,
-        "memory_bytes": 200 * 2**20,
+        "memory_bytes": 4096 * 2**20,
     }
 
 
