@@ -1,22 +1,14 @@
 """Config sections of every run: folder, device, models, tokenizer, optimizers."""
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.schema.base import Section
 from proximo.config.sinks import PushConfig, SinkConfig
 
-
-def _is_device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name):
-        raise ValueError(f"{name} is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices")
-    return name
-
-
-Device = Annotated[str, AfterValidator(_is_device)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 
 
 class RunConfig(Section):
@@ -86,16 +78,6 @@ class RunConfig(Section):
         if not value or "\0" in value:
             raise ValueError("must be the name of a folder, such as runs/first")
         return value
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _no_fp16(cls, value: Any) -> Any:
-        if value in ("fp16", "float16", "half"):
-            raise ValueError(
-                "fp16 is not supported: it needs loss scaling, and PPO's small updates are lost in it; use bf16 "
-                "or float32"
-            )
-        return "bf16" if value == "bfloat16" else value
 
 
 class TokenizerConfig(Section):
@@ -256,13 +238,8 @@ class OptimizerConfig(Section):
     docs/memory.md."""
 
     def conflicts(self) -> Iterator[str]:
-        if self.in_backward and self.max_gradient_norm is not None:
+        if self.in_backward and (self.max_gradient_norm is not None or self.non_finite_gradient == "skip"):
             yield (
-                "in_backward updates weights before the norm of all gradients is known, so it cannot clip: set "
-                "max_gradient_norm: null, or in_backward: false"
-            )
-        if self.in_backward and self.non_finite_gradient == "skip":
-            yield (
-                "in_backward has already updated weights when it finds a gradient that is not finite, so it "
-                "cannot skip the update: set non_finite_gradient: stop, or in_backward: false"
+                "in_backward updates weights before the norm of all gradients is known, so it can neither clip nor "
+                "skip: set max_gradient_norm: null and non_finite_gradient: stop, or in_backward: false"
             )

@@ -5,9 +5,9 @@ Also used by the library: `PPOTrainer(config=PPOConfig())`.
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from proximo.config.ppo.advantage import Advantage, GAEConfig
 from proximo.config.ppo.implied import pair_conflicts, policy_rate, with_implied
@@ -28,7 +28,7 @@ class RolloutConfig(Section):
     """Draw a random limit for each prompt's responses between this and `max_new_tokens`, both included; null always
     uses `max_new_tokens`."""
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits in the rollout, the reference and the update."""
+    """Divides the logits in the rollout, the reference and the update. In place of 0 set `greedy`."""
     greedy: bool = False
     """Take the most likely token, also in evaluations: there is no exploration, see docs/ppo.md, "Greedy rollouts"."""
     top_k: int | None = Field(None, ge=1)
@@ -37,7 +37,7 @@ class RolloutConfig(Section):
     """Sample only among the most likely tokens that together have this probability. Log-probs are then over these."""
     stop_token_ids: tuple[int, ...] = ()
     """Additional tokens that end a response; the token is kept."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response; tokens up to the end of the string are kept."""
     max_num_seqs: int = Field(64, ge=1)
     """Concurrent responses in decoding; the others wait for a free row. Samples do not depend on it."""
@@ -45,29 +45,15 @@ class RolloutConfig(Section):
     """Sample while the learner trains, with weights that are at most this many steps old when a response begins; 0
     samples before each step trains. docs/rollout.md, "Asynchronous rollouts"."""
 
-    @field_validator("temperature", mode="before")
-    @classmethod
-    def _divides(cls, value: object) -> object:
-        if value == 0:
-            raise ValueError("temperature must be above 0; to decode greedily, set greedy: true")
-        return value
-
     def conflicts(self) -> Iterator[str]:
-        if self.min_new_tokens > self.max_new_tokens:
-            yield f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
-        if self.random_limit_min is not None and self.random_limit_min >= self.max_new_tokens:
+        lowest, drawn, highest = self.min_new_tokens, self.random_limit_min or self.max_new_tokens, self.max_new_tokens
+        if not lowest <= drawn <= highest:
             yield (
-                f"random_limit_min ({self.random_limit_min}) must be below max_new_tokens "
-                f"({self.max_new_tokens}); remove it for a fixed limit"
-            )
-        if self.random_limit_min is not None and self.min_new_tokens > self.random_limit_min:
-            yield (
-                f"random_limit_min ({self.random_limit_min}) must not be below min_new_tokens ({self.min_new_tokens})"
+                f"min_new_tokens ({lowest}), random_limit_min ({self.random_limit_min}) and max_new_tokens ({highest}) "
+                "must not fall in this order: raise the last, or lower the others"
             )
         if self.greedy and (self.top_k is not None or self.top_p is not None):
             yield "greedy makes top_k and top_p useless: remove them"
-        if any(not text for text in self.stop_strings):
-            yield "a stop string must not be empty"
 
     @property
     def reshapes_distribution(self) -> bool:

@@ -4,9 +4,9 @@ The sources of scores: section `reward`.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from proximo.config.schema.base import Section
 
@@ -197,13 +197,6 @@ class LossKLConfig(TokenKLConfig):
     estimator: Literal["weighted_k3", "k2", "full"] = "weighted_k3"
     """weighted_k3 and full have the gradient of the KL at each visited state, k2 only in the first update of a step; k1
     would have none on average, plain k3 that of the forward KL."""
-
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _has_the_gradient(cls, estimator: Any) -> Any:
-        if estimator == "k3":
-            raise ValueError("plain k3 in the loss has the gradient of the forward KL: use weighted_k3")
-        return estimator
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:
