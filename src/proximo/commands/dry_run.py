@@ -3,18 +3,13 @@
 Loads no model, writes no file and imports no torch.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from ctypes import CDLL
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
-from proximo.errors import ConfigError
+from proximo.config.run import RunConfig
 from proximo.run.dry_run import rank_lines, run_lines, thread_problem, untrained_rows
 from proximo.trainer_kinds import trainer_of
 
@@ -43,19 +38,12 @@ def _stage_lines(recipe: TrainerRecipe) -> Iterator[str]:
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
-    """Warnings about problems that may end the run. Raises ConfigError for those that certainly will."""
+    """Warnings about problems that may end the run."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
         if threads := thread_problem(stage.run):
             yield f"{prefix}{threads}"
-        scorers = {
-            key: ModelConfig(path=section.path)
-            for key, section in stage.sections().items()
-            if isinstance(section, ModelRewardConfig)
-        }
         yield from (f"{prefix}{each}" for each in untrained_rows(stage))
-        for key, model in (stage.models() | scorers).items():
-            yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
 
 
 def _device(run: RunConfig, prefix: str) -> Iterator[str]:
@@ -84,31 +72,3 @@ def has_nvidia_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
-    """`longest`: key of a length limit -> tokens; first of the prompt, then of the response if there is one."""
-    limit, needed = _position_limit(model), sum(longest.values())
-    if limit is None or needed <= limit:
-        return
-    keys = " + ".join(f"{name} ({number})" for name, number in longest.items())
-    problem = f"{key} reads at most {limit} positions, and {keys} may need {needed}: lower one of them"
-    (read_key, _), *rest = longest.items()
-    if read_key.startswith("environment.") or (rest and rest[0][1] >= limit):
-        raise ConfigError(problem)
-    yield f"{problem}, or a longer example would end the run"
-
-
-def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:
-    """The position limit in the model's config.json; None if that is on the Hub, unreadable, or has no limit."""
-    config: Mapping[str, Any] = model.config or {}
-    if model.path is not None:
-        try:
-            config = json.loads((Path(model.path).expanduser() / "config.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-    if not isinstance(config, Mapping):
-        return None
-    text = config.get("text_config") or config
-    stated = (text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((limit for limit in stated if isinstance(limit, int)), None)
