@@ -60,15 +60,8 @@ def _saved_run(name: str) -> dict[str, str]:
 
 RECIPES = (
     _recipe("unknown key", PPO.replace("num_steps", "num_stps"), "r.yaml, line 13", "did you mean ppo.num_steps?"),
-    _recipe("key in another section", PPO + "learning_rate: 1\n", "line 14", "ppo.policy_optimizer.learning_rate"),
     _recipe("key given twice", PPO + "model: {}\n", "line 14", "model is given twice, first on line 3"),
-    _recipe("wrong type", PPO.replace("10", "ten"), "line 13", "ppo.num_steps", "a whole number", "'ten'"),
-    _recipe("number where text is wanted", PPO.replace("runs/x", "3"), "run.folder", "quotes", "got 3"),
-    _recipe("required key missing", PPO.replace("  folder: runs/x", "  seed: 1"), "run.folder is missing"),
     _recipe("two mistakes", PPO.replace("10", "ten") + "x: 1\n", "2 mistakes", "line 13", "line 14"),
-    _recipe("tab", "run:\n\tfolder: x\n", "line 2, column 1", "indent with spaces"),
-    _recipe("open bracket", "run: [1\n", "line 2", "not valid YAML"),
-    _recipe("at sign without quotes", PPO.replace("owner/model", "@sft"), "line 4", "quotes"),
     _recipe(
         "aliases that multiply",
         "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -80,7 +73,6 @@ RECIPES = (
         "a: &a {x: 1}\n" + "".join(f"{b}: &{b}\n  <<: [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvw")),
         "its aliases make",
     ),
-    _recipe("tag that runs code", "run: !!python/object/apply:os.getcwd []\n", "line 1", "not allowed"),
     _recipe("empty file", "", "r.yaml is empty"),
     _recipe("list instead of keys", "- run\n", "not a mapping"),
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
@@ -88,12 +80,10 @@ RECIPES = (
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
     _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?", "pythia-1b-tldr"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
-    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator?"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
     _override(
         "tokenizer folder without one", "tokenizer.path=d", "tokenizer.path", "holds no tokenizer", files={"d/x": ""}
     ),
-    _override("limit by the name of other stages", "data.max_tokens=5", "did you mean data.max_prompt_tokens?"),
     _override(
         "second bound of a weight that is bounded",
         "ppo.policy_loss.objective={kind: cispo, dual_clip: 3}",
@@ -106,14 +96,8 @@ RECIPES = (
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "match pattern", "'my reward'"),
-    _override("stage named outside a pipeline", "model.path=@sft", "in a pipeline only"),
-    _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
-    _override("half of the labels wrong", "dpo.label_smoothing=0.5", "less than 0.5, got 0.5", kind="dpo"),
-    _override("unknown key of DPO", "dpo.margin=1", "dpo.margin", kind="dpo"),
-    _override("a loss that DPO does not have", "dpo.loss=hinge", "dpo.loss", "sigmoid", kind="dpo"),
-    _override("dropout in DPO", "dpo.dropout=true", "dpo.dropout", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
     _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
     _override(
@@ -122,22 +106,10 @@ RECIPES = (
         "equal to 2, got 1",
         kind="kto",
     ),
-    _override("labels of no weight", "kto.desirable_weight=0", "greater than 0, got 0", kind="kto"),
-    _override("a reference point that there is none of", "kto.reference_point=mean", "kl", "zero", kind="kto"),
-    _override("pairs per step of KTO", "kto.pairs_per_step=4", "kto.pairs_per_step", kind="kto"),
 )
 OVERRIDES = (
     _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, function", "got 'comet'"),
-    _override("no equals sign", "run.seed", "key.sub=value", "'run.seed'"),
-    _override("no value", "run.seed=", "run.seed=null"),
-    _override(
-        "unknown key in an override", "ppo.epoch_per_step=2", "override ppo.epoch_per_step=2", "ppo.epochs_per_step?"
-    ),
     _override("out of range", "run.seed=-1", "greater than or equal to 0, got -1"),
-    _override("item that is not there", "data.sources.5.path=x", "a list of 1", "by number from 0"),
-    _override("key below a number", "ppo.num_steps.x=1", "which has no keys below it"),
-    _override("broken list", "ppo.rollout.stop_strings=[1", "not valid YAML"),
-    _override("key of another kind of reward", "reward.0.function=m:f", "for kind function", "of kind model"),
     _override("dashes", "--ppo.num_steps=3", "No such option", "proximo ppo --help"),
     _override("option that is not there", "--dryrun", "No such option", "--dry-run", "proximo ppo --help"),
     _override("secret in an address", "reward.0.url=http://me:pass@host/x?key=1", "reward.0.url=http://***@host/x?***"),
@@ -194,7 +166,6 @@ INPUTS = (
         "run.sinks.0.function",
         "no module nowhere",
     ),
-    _override("function without a colon", "gold={kind: function, function: abs}", "package.module:function"),
     _override("module that is not there", "gold={kind: function, function: 'nowhere:f'}", "no module nowhere"),
     _override(
         "function that is not there",
@@ -226,7 +197,6 @@ COMMANDS = (
     _use("dry run of the same", "ppo r.yaml --resume --dry-run", "no run to resume in runs/x", files={"r.yaml": PPO}),
     _use("resume without a checkpoint", "ppo r.yaml --resume", "has no checkpoint yet", files=HELD),
     _use("run in a folder of something else", "ppo r.yaml", "holds no run", files={"r.yaml": PPO, "runs/x/a": ""}),
-    _use("run in a file", "ppo r.yaml", "runs/x is a file", files={"r.yaml": PPO, "runs/x": ""}),
     _use("run below a file", "ppo r.yaml", "runs is a file", "no run folder runs/x", files={"r.yaml": PPO, "runs": ""}),
     _use(
         "pipeline in folders that hold runs",
@@ -243,12 +213,10 @@ COMMANDS = (
         | {f"runs/x/checkpoints/step-000001/policy/{name}.json": "{}" for name in ("config", "tokenizer")},
     ),
     _use("kind that there is none of", "config schema sftt", "sft, reward, prm, dpo, kto, ppo or pipeline"),
-    _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
+    _use("recipe of no clear kind", "config show r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("plan of nothing", "plan nowhere.yaml", "no recipe file nowhere.yaml"),
-    _use("plan of no clear kind", "plan r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
     _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
-    _use("show an unknown recipe", "recipes show pppo", "did you mean ppo?"),
     _use("serving of nothing", "serve-reward nowhere.yaml", "no recipe file nowhere.yaml"),
     _use("serving of a recipe without rewards", "serve-reward r.yaml", "has no reward sources", files={"r.yaml": SFT}),
     _use("serving of no sources", "serve-reward r.yaml", "reward must be a list", files={"r.yaml": "reward:\n"}),
@@ -256,7 +224,6 @@ COMMANDS = (
         "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
     ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
-    _use("serving of another kind", "serve-reward r.yaml reward.0.kind=modle", "got 'modle'", files=SERVED_FILE),
     _use(
         "serving to everyone", "serve-reward r.yaml --host 0.0.0.0", "--token-env", "--without-token", files=SERVED_FILE
     ),
@@ -290,11 +257,8 @@ COMMANDS = (
     _use("push to no name", "export run out --push a/b/c", "push needs a name on the Hub", "'a/b/c'", files=RUN),
     _use("private without a push", "export run out --private", "private is for a model that push creates", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
-    _use("evaluation of another folder", "evaluate d", "d holds no run", files={"d/x": ""}),
-    _use("export of another folder", "export d out", "d holds no run", files={"d/x": ""}),
     _use("generation from another folder", "generate d x", "d holds no run", files={"d/x": ""}),
     _use("generation from a file", "generate a.jsonl x", "a.jsonl is a file", files={"a.jsonl": ""}),
-    _use("comparison with nothing", "report run runs/none", "no run folder runs/none", files=RUN),
     _use("comparison of a run with itself", "report run run", "given twice", files=RUN),
     _use("report over a file", "report run --out notes.txt", "left as it is", files={**RUN, "notes.txt": "1"}),
     _use("report over a folder", "report run --out d", "d is a folder: give a file", files={**RUN, "d/x": ""}),

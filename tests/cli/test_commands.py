@@ -387,13 +387,6 @@ def test_config_show_prints_a_recipe_with_every_value(folder, capsys, text):
     assert capsys.readouterr().out == shown
 
 
-def test_config_check_says_what_kind_of_recipe_it_is(folder, capsys):
-    assert main(["config", "check", write_recipe(folder, PIPELINE)]) == 0
-    assert capsys.readouterr().out.endswith("r.yaml is a valid pipeline recipe\n")
-    unclear = SFT.partition("sft:")[0]
-    assert main(["config", "check", write_recipe(folder, unclear), "--kind=sft"]) == 0
-
-
 def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert main(["config", "schema", "ppo"]) == 0
     schema = json.loads(capsys.readouterr().out)

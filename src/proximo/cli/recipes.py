@@ -1,9 +1,9 @@
-"""`proximo recipes` lists, prints and copies the recipes of the package; `proximo config` prints and checks recipes."""
+"""`proximo recipes` lists, prints and copies the recipes of the package; `proximo config` prints recipes."""
 
 import json
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,6 @@ from proximo.cli.arguments import Overrides, RecipeName
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
-
-if TYPE_CHECKING:  # importing the schemas would slow down --help
-    from proximo.config.loader import LoadedRecipe
 
 recipes_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 config_app = typer.Typer(rich_markup_mode=None)
@@ -83,7 +80,6 @@ def config() -> None:
 
     \b
     proximo config show ppo ppo.advantage.gae_lambda=1  every key with its value in effect
-    proximo config check my.yaml              one line, or every mistake
     proximo config schema ppo                 JSON schema, for an editor
 
     docs/configuration.md is the reference of all keys.
@@ -93,20 +89,9 @@ def config() -> None:
 @config_app.command()
 def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Print every key of a recipe with its value in effect, as YAML that is itself a recipe."""
-    from proximo.config.loader import resolved_yaml
+    from proximo.config.loader import load_recipe, resolved_yaml
 
-    print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
-
-
-@config_app.command()
-def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
-    """Check whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
-    from proximo.config.ineffective_keys import ineffective_keys
-
-    loaded = _load(recipe, overrides, kind)
-    for sentence in ineffective_keys(loaded.recipe):
-        print(f"note: {sentence}")
-    print(f"{loaded.origin} is a valid {kind_of(recipe, kind)} recipe")
+    print(resolved_yaml(load_recipe(kind_of(recipe, kind), recipe, overrides or ()).recipe), end="")
 
 
 @config_app.command()
@@ -133,12 +118,6 @@ def _with_names(node: Any) -> Any:
         return named
     union = {key: named.pop(key) for key in ("oneOf", "discriminator")}
     return {"anyOf": [union, {"enum": list(node["discriminator"]["mapping"])}], **named}
-
-
-def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":
-    from proximo.config.loader import load_recipe
-
-    return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
 
 
 def kind_of(recipe: str, kind: str | None) -> str:
