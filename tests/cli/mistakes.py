@@ -268,7 +268,7 @@ COMMANDS = (
         "--follow is for one run",
         files={"runs/x/log.txt": "", "runs/y/log.txt": ""},
     ),
-    _use("report of a file", "report a.jsonl", "a.jsonl is a file", files={"a.jsonl": ""}),
+    _use("report of a file", "report a.jsonl", "no run folder a.jsonl", files={"a.jsonl": ""}),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
     _use("generation from a folder that is nearly there", "generate model/stf x", *STF, files=SFT_MODEL),
     _use("chat with a folder that is nearly there", "chat model/stf", *STF, files=SFT_MODEL),

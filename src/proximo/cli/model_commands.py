@@ -13,10 +13,8 @@ from proximo.cli.arguments import (
     RunOrModel,
     check_model_path,
     check_new_file,
-    check_run_folder,
     lines_of_stdin,
     loading,
-    refuse_other_folder,
 )
 from proximo.config.functions import function_problem
 from proximo.errors import UserError
@@ -142,8 +140,9 @@ def evaluate(
     proximo evaluate runs/ppo --greedy
     proximo evaluate runs/ppo --engine local           another engine than the run's
     """
-    check_run_folder(run)
-    refuse_other_folder(run)
+    from proximo.run.checkpoint_lookup import find_run
+
+    find_run(run)  # again later, but before torch is imported
     check_new_file(output)
     with loading():
         from proximo.commands.evaluate import run_evaluate
@@ -180,12 +179,12 @@ def export(
     proximo export runs/ppo models/critic --role value
     proximo export runs/ppo models/mine --merge --push me/mine --private
     """
-    check_run_folder(run)
-    refuse_other_folder(run)
     from proximo.checkpoint.run_folder import check_new_folder
+    from proximo.run.checkpoint_lookup import find_run
     from proximo.run.preflight import check_push_name
 
-    check_push_name(push, private=private)  # both again later, but before torch is imported
+    find_run(run)  # all again later, but before torch is imported
+    check_push_name(push, private=private)
     check_new_folder(out)
     with loading():
         from proximo.commands.export import run_export

@@ -104,13 +104,15 @@ class RegisteredEnvironmentConfig(WorkerEnvironmentConfig):
     package: ClassVar[str]
     """The module that is imported. The extra is named after it."""
     adapter: ClassVar[str]
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs")
+    """Keys that the adapter is given."""
     id: str
     """Id of the environment in its package."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the environment, which its package passes on."""
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
-        return f"{ADAPTERS}.{self.package}:{self.adapter}", {"id": self.id, "kwargs": self.kwargs}
+        return f"{ADAPTERS}.{self.package}:{self.adapter}", {key: getattr(self, key) for key in self.handed}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         extra = self.package.replace("_", "-")
@@ -124,14 +126,11 @@ class GymnasiumEnvironmentConfig(RegisteredEnvironmentConfig):
 
     package: ClassVar[str] = "gymnasium"
     adapter: ClassVar[str] = "Gymnasium"
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "instructions")
     kind: Literal["gymnasium"]
     """An environment registered with Gymnasium."""
     instructions: str = ""
     """Text before the first observation, since most environments do not say what is to be done."""
-
-    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:
-        path, options = super().made_by(tool_style)
-        return path, options | {"instructions": self.instructions}
 
 
 class GemEnvironmentConfig(RegisteredEnvironmentConfig):
@@ -148,15 +147,12 @@ class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
 
     package: ClassVar[str] = "textarena"
     adapter: ClassVar[str] = "TextArena"
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "opponent")
     kind: Literal["textarena"]
     """A game of TextArena."""
     opponent: str | None = None
     """Import path of a function from observation to action, `package.module:function` or `file.py:function`, that
     plays against the policy. The seed of an episode says who begins."""
-
-    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:
-        path, options = super().made_by(tool_style)
-        return path, options | {"opponent": self.opponent}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         yield from super().code()
