@@ -4,10 +4,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
+from contextlib import redirect_stdout
+from functools import cache, partial
 from importlib.metadata import entry_points, version
-from inspect import cleandoc
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,9 +50,13 @@ def main(argv: Sequence[str]) -> int:
         _register_installed_trainers()
         training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)
-        if HELP_OPTIONS.intersection(arguments):
-            _name_pages(command)
-        status = command.main(args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
+        run = partial(command.main, args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
+        if not HELP_OPTIONS.intersection(arguments):
+            status = run()
+        else:
+            with redirect_stdout(io.StringIO()) as help_text:
+                status = run()
+            print(with_addresses(help_text.getvalue()), end="")
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
@@ -82,22 +86,6 @@ def _register_installed_trainers() -> None:
                 f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; fix "
                 "or remove that package"
             ) from error
-
-
-def _name_pages(command: Any) -> None:
-    """Put the addresses of the pages into the help texts of a command, its parameters and its subcommands.
-
-    A paragraph with an address keeps its lines, because an address wrapped at a hyphen would be broken.
-    """
-    for parameter in command.params:
-        parameter.help = parameter.help and with_addresses(parameter.help)
-    paragraphs = [(text, with_addresses(text)) for text in cleandoc(command.help or "").split("\n\n")]
-    command.help = "\n\n".join(
-        addressed if text == addressed or text.startswith("\b") else f"\b\n{addressed}"
-        for text, addressed in paragraphs
-    )
-    for other in getattr(command, "commands", {}).values():
-        _name_pages(other)
 
 
 def _known_failure(error: BaseException) -> str | None:
