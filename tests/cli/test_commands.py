@@ -490,7 +490,7 @@ def test_doctor_advises_where_something_is_missing(monkeypatch):
     )
     extras = CHECKS["extras"]()
     assert extras == doctor.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
-    monkeypatch.setattr("proximo.commands.dry_run.CDLL", lambda name: None)
+    monkeypatch.setattr("proximo.cli.doctor.CDLL", lambda name: None)
     assert "check its build and `nvidia-smi`" in CHECKS["device"]().advice
 
 

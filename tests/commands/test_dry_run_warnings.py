@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -53,16 +52,6 @@ def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
     status, out, _ = dry_run(capsys, "sft", SFT, "data.sources.0.path=t.jsonl", "data.held_out_rows=10")
     assert status == 0
     assert "at most 10 rows held out for evaluation" in out
-
-
-def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
-    monkeypatch.setattr("proximo.commands.dry_run.version", lambda name: f"{metadata.version(name).split('+')[0]}+cpu")
-    status, _, err = dry_run(capsys, "sft", SFT, "run.device=cuda")
-    assert status == 0
-    assert "run.device is cuda, but torch" in err
-    assert "is a build for CPUs" in err
-    assert main(["sft", "r.yaml", "run.device=cuda"]) == 2
-    assert "is a build for CPUs: use auto or cpu" in capsys.readouterr().err
 
 
 def test_more_threads_than_cores_are_noted(capsys, monkeypatch):

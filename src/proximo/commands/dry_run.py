@@ -3,13 +3,9 @@
 Loads no model, writes no file and imports no torch.
 """
 
-import sys
 from collections.abc import Iterator
-from ctypes import CDLL
-from importlib.metadata import version
 
 from proximo.config.recipe import Recipe, TrainerRecipe
-from proximo.config.run import RunConfig
 from proximo.run.dry_run import rank_lines, run_lines, thread_problem, untrained_rows
 from proximo.trainer_kinds import trainer_of
 
@@ -40,35 +36,6 @@ def _stage_lines(recipe: TrainerRecipe) -> Iterator[str]:
 def find_warnings(recipe: Recipe) -> Iterator[str]:
     """Warnings about problems that may end the run."""
     for prefix, stage in recipe.given_stages():
-        yield from _device(stage.run, prefix)
         if threads := thread_problem(stage.run):
             yield f"{prefix}{threads}"
         yield from (f"{prefix}{each}" for each in untrained_rows(stage))
-
-
-def _device(run: RunConfig, prefix: str) -> Iterator[str]:
-    if problem := device_problem(run.device):
-        yield f"{prefix}run.device is {run.device}, but {problem}: the run would be refused here; use auto"
-
-
-def device_problem(device: str) -> str | None:
-    """Why this machine lacks the device, as far as can be told without torch."""
-    if device == "mps" and sys.platform != "darwin":
-        return "mps exists only on macOS"
-    if device.partition(":")[0] != "cuda":
-        return None
-    torch = version("torch")
-    if "+cpu" in torch:
-        return f"torch {torch} is a build for CPUs"
-    if "+rocm" in torch:
-        return None
-    return None if has_nvidia_driver() else "NVIDIA's driver (libcuda.so.1) is missing here"
-
-
-def has_nvidia_driver() -> bool:
-    """Whether the library of NVIDIA's driver can be loaded."""
-    try:
-        CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True

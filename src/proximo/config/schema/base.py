@@ -27,14 +27,6 @@ class _SectionMeta(type(BaseModel)):
                 raise construction_error(error, cls, values) from error
 
 
-def _frozen(section: "Section", name: str) -> ConfigError:
-    kind = type(section).__name__
-    return ConfigError(
-        f"the settings of a {kind} cannot be changed once it is made: make another, "
-        f"{kind}(**{{**config.model_dump(exclude_unset=True), {name!r}: ...}})"
-    )
-
-
 def _completed(given: Any, default: "Section", has_kinds: bool) -> Any:
     """A subsection as it was given, with what it leaves out from the default of its field."""
     if not isinstance(given, dict):
@@ -53,16 +45,6 @@ class Section(BaseModel, metaclass=_SectionMeta):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
-
-    if not TYPE_CHECKING:  # a type checker would apply these signatures to every field
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            """Raises ConfigError, since fields are validated together."""
-            raise _frozen(self, name)
-
-        def __delattr__(self, name: str) -> None:
-            """Raises ConfigError, as `__setattr__` does."""
-            raise _frozen(self, name)
 
     def conflicts(self) -> Iterator[str]:
         """What does not fit together among the settings, as sentences that say what to do. The first is reported."""

@@ -43,28 +43,6 @@ EXPECTED = {
 """Type of a pydantic error, without `_type` and `_parsing` at its end -> what the value must be, where pydantic's own
 words would not do."""
 
-TRL_WORDS = {
-    "beta": "kl.coefficient",
-    "cliprange": "objective.clip_low",
-    "environment_factory": "environment",
-    "epsilon": "objective.clip_low",
-    "epsilon_high": "objective.clip_high",
-    "init_kl_coef": "kl.coefficient",
-    "kl_coef": "kl.coefficient",
-    "lam": "advantage.gae_lambda",
-    "loss_type": "policy_loss.aggregation",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_steps": "ppo.num_steps",
-    "max_tool_calling_iterations": "environment.max_turns",
-    "num_generations": "ppo.responses_per_prompt",
-    "num_iterations": "ppo.epochs_per_step",
-    "r": "lora.rank",
-    "response_length": "rollout.max_new_tokens",
-    "scale_rewards": "ppo.advantage",
-    "vf_coef": "value_loss.coefficient",
-}
-"""A word of TRL -> the end of the path of our key, for hints alone."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
@@ -205,8 +183,8 @@ def _unknown(path: Path, source: Source) -> str:
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     """Full paths of the known keys that were probably meant, at most MAX_SUGGESTIONS and without `typed` itself.
 
-    A similar name in the same section comes first, then what a word of TRL is here, then a similar one anywhere. The
-    name is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
+    A similar name in the same section comes first, then a similar one anywhere. The name is also compared with the last
+    two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
     others = [path for path in _all_paths(schema, typed) if path != typed and annotation_at(schema, tree, path)]
@@ -217,8 +195,7 @@ def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
         return (".".join(near[0]),)
     ends = {end for path in others for end in (path[-1], "_".join(path[-2:]))}
     meant = next(iter(get_close_matches(name, ends, n=1, cutoff=0.75)), None)
-    fitting = [path for path in others if ".".join(path).endswith(TRL_WORDS.get(name, "\0"))]
-    fitting = fitting or [path for path in others if meant in (path[-1], "_".join(path[-2:]))]
+    fitting = [path for path in others if meant in (path[-1], "_".join(path[-2:]))]
     ranks = [(_num_shared(typed, path), -len(path)) for path in fitting]
     return tuple(".".join(path) for path, rank in zip(fitting, ranks, strict=True) if rank == max(ranks))[
         :MAX_SUGGESTIONS
