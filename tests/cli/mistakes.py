@@ -78,7 +78,7 @@ RECIPES = (
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
     _recipe("recipe of another command", SFT, "a recipe for `proximo sft`, not for `proximo ppo`"),
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
-    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?", "pythia-1b-tldr"),
+    _use("no such shipped recipe", "ppo grpo-functon", "grpo-function", "pythia-1b-tldr"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
     _override(
@@ -191,8 +191,7 @@ COMMANDS = (
     _use("resume in another way", "ppo ppo --resume=later", "'later'", "'auto'"),
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
     _use("run in a folder that holds one", "ppo r.yaml", "already holds a run", "--resume=auto or --over", files=HELD),
-    _use("resume with a blank", "ppo r.yaml --resume auto", "--resume=auto", "equals sign", files={"r.yaml": PPO}),
-    _use("resume with a blank before the recipe", "ppo --resume auto r.yaml", "--resume=auto", files={"r.yaml": PPO}),
+    _use("resume with a blank", "ppo r.yaml --resume auto", "an override is key.sub=value", files={"r.yaml": PPO}),
     _use("resume of nothing", "ppo r.yaml --resume", "no run to resume in runs/x", files={"r.yaml": PPO}),
     _use("dry run of the same", "ppo r.yaml --resume --dry-run", "no run to resume in runs/x", files={"r.yaml": PPO}),
     _use("resume without a checkpoint", "ppo r.yaml --resume", "has no checkpoint yet", files=HELD),

@@ -138,9 +138,9 @@ def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message,
         ([brief, share_of_vowels], "gold is one reward, and got 2"),
         (
             {"kind": "function", "name": "scaled", "function": scaled, "kwargs": {"by": min}},
-            "kwargs.by holds .*partial",
+            "the override of gold is not a plain value",
         ),
-        (FunctionReward(scaled, name="scaled", kwargs={"by": [1, min]}), "kwargs.by.1 holds .*partial"),
+        (FunctionReward(scaled, name="scaled", kwargs={"by": [1, min]}), "the override of gold is not a plain value"),
     ],
 )
 def test_what_would_be_dropped_or_become_text_is_refused(reward, message, place, tmp_path) -> None:

@@ -13,7 +13,6 @@ from proximo.cli.arguments import Overrides, RecipeName, loading
 from proximo.cli.ranks import check_ranks, note_idle_tasks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
-from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 from proximo.user_code import functions_of_the_working_directory
@@ -74,8 +73,6 @@ def _command(kind: str) -> Callable[..., int]:
         allow_changed_rewards: ChangedRewards = False,
         quiet: Quiet = False,
     ) -> int:
-        if "auto" in (recipe, *(overrides or ())) and resume == "must":
-            raise ConfigError("use --resume or --resume=auto, with an equals sign and without a space")
         place = find_place()
 
         def prepare() -> tuple["Recipe", RunOptions]:

@@ -24,7 +24,7 @@ class GivenObjects:
     def plain(self, value: Any, key: str = "") -> Any:
         """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for an unusable object."""
         if "kwargs" in key.split("."):
-            return _arguments(value, key)
+            return _arguments(value)
         name, _, index = key.rpartition(".")
         if not index.isdigit():
             return self._section(value, index)
@@ -32,7 +32,7 @@ class GivenObjects:
 
     def _section(self, value: Any, name: str) -> Any:
         if name == "kwargs" or isinstance(value, Path):
-            return _arguments(value, name)
+            return _arguments(value)
         if name in ROWS:
             return self._sources(value)
         if isinstance(value, Section):
@@ -96,7 +96,7 @@ class GivenObjects:
 
         section: dict[str, Any] = {"kind": "function", "weight": weight}
         if isinstance(source, FunctionReward):
-            section |= {"kwargs": _arguments(source.kwargs, "kwargs"), "timeout_seconds": source.timeout_seconds}
+            section |= {"kwargs": _arguments(source.kwargs), "timeout_seconds": source.timeout_seconds}
             return section | {"name": source.name, "function": self._import_path(source.function)}
         is_source = hasattr(source, "score") and not isinstance(source, type)
         problem = source_problem(source) if is_source else None if callable(source) else "it cannot be called"
@@ -154,17 +154,12 @@ class _Opened:
         return self._sink
 
 
-def _arguments(value: Any, key: str) -> Any:
-    """Arguments of a function as plain values. Objects are refused, because they would arrive as text."""
+def _arguments(value: Any) -> Any:
+    """Arguments of a function as plain values."""
     if isinstance(value, Mapping):
-        return {str(name): _arguments(item, f"{key}.{name}") for name, item in value.items()}
+        return {str(name): _arguments(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_arguments(item, f"{key}.{index}") for index, item in enumerate(value)]
-    if callable(value):
-        raise ConfigError(
-            f"{key} holds {value!r:.60}, and a recipe holds plain values: give the function with its argument as "
-            "functools.partial(function, ...)"
-        )
+        return [_arguments(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
