@@ -90,9 +90,6 @@ TURNS = {"tokenizer.added_tokens": NEW[:1], "tokenizer.chat_template": MARKED}
 """A chat template that ends a turn with another token than the EOS."""
 CASES = {
     "sft turns": Case(kind="sft", changes=TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)),
-    "sft adapter turns": Case(
-        kind="sft", changes={"model.lora": LORA} | TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)
-    ),
     "ppo turns": Case(kind="ppo", changes=TURNS, new_tokens=1, template=MARKED, ends=(2, NUM_TOKENS)),
     "sft": Case(kind="sft", changes={}),
     "sft tied": Case(kind="sft", changes={"model.config": TIED}, tied=True),
@@ -103,8 +100,6 @@ CASES = {
     ),
     "sft two matrices": Case(kind="sft", changes={"model": {"path": "two_matrices"}} | ADDED, new_tokens=2),
     "sft two matrices adapter": Case(kind="sft", changes={"model": {"path": "two_matrices", "lora": LORA}}),
-    "dpo adapter added": Case(kind="dpo", changes={"model.lora": LORA} | ADDED, new_tokens=2),
-    "reward": Case(kind="reward", changes={}),
     "reward adapter added": Case(kind="reward", changes={"model.lora": LORA} | ADDED, new_tokens=2),
     "ppo": Case(kind="ppo", changes={}),
     "ppo value": Case(kind="ppo", changes={}, role="value"),

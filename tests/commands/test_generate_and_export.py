@@ -311,9 +311,9 @@ def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
 @pytest.mark.parametrize(
     ("more", "piece"),
     [
-        (["--keep", "1"], "needs --reward"),
-        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among --num-samples 2"),
-        (["--reward", "my_length:short"], "defines no short; it defines long"),
+        (["--keep", "1"], "needs a reward"),
+        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "keep (3) chooses among num_samples (2)"),
+        (["--reward", "my_length:short"], "defines no short"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(folder, capsys, more, piece):

@@ -173,8 +173,10 @@ def _settings(section: Section) -> dict[str, Any]:
 
 
 def _may_be_row(value: Any) -> bool:
-    """Whether it is a mapping, and no section of a data source."""
-    return isinstance(value, Mapping) and not {"path", "function"} & set(value)
+    """Whether it is a mapping, no section of a data source, and no mapping of data sets by their names."""
+    if not isinstance(value, Mapping) or {"path", "function"} & set(value):
+        return False
+    return not any(hasattr(each, "column_names") for each in value.values())
 
 
 def _are_rows(values: Sequence[Any]) -> bool:
