@@ -30,11 +30,10 @@ HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
-for commands in (training, recipe_commands, model_commands, reporting, chat):
+for commands in (training, recipe_commands, model_commands, reporting, chat, doctor):
     commands.add_to(app)
 app.add_typer(recipes.recipes_app, name="recipes")
 app.add_typer(recipes.config_app, name="config")
-app.add_typer(doctor.app, name="doctor")
 app.add_typer(engine.app, name="engine")
 
 
