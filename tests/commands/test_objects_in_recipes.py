@@ -328,22 +328,3 @@ def test_a_data_set_with_splits_is_no_source(place) -> None:
     }.items():
         with pytest.raises(ConfigError, match=rf"the override of {key.strip()} is not a plain value"):
             Training(recipe_of("sft", place), {key.strip(): given})
-
-
-def test_messages_are_rows(place, tmp_path) -> None:
-    """Chat rows by the tokenizer's template, as from a file."""
-    template = "{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    rows = [
-        {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]}
-        for row in rows_of(place, "texts")
-    ]
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    losses = []
-    for number, source in enumerate([{"path": str(tmp_path / "chat.jsonl")}, rows, Dataset.from_list(rows)]):
-        changes = {"run.folder": str(tmp_path / str(number)), "tokenizer.path": str(tmp_path / "tokenizer")}
-        training = Training(recipe_of("sft", place), {**changes, "data.sources": [source], "data.max_tokens": 60})
-        losses.append([line.get("sft/loss") for line in training.fit(quiet=True).metrics])
-    assert losses[0] == losses[1] == losses[2]
