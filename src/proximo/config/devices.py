@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
 from proximo.config.engine import ServersConfig
-from proximo.config.run import Device, ModelConfig, OptimizerConfig, ScalarModelConfig
+from proximo.config.run import Device, ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
-
-if TYPE_CHECKING:
-    from proximo.config.recipe import Recipe, TrainerRecipe
 
 Shard = Literal["replicate", "grads", "full"]
 
@@ -126,13 +123,33 @@ class PlacedRole:
     """The role whose weights are copied or averaged into its own during the run."""
 
 
-def devices_conflicts(recipe: "Recipe", num_ranks: int) -> Iterator[str]:
+class Placing(Protocol):
+    """What the recipe of one trainer says about ranks."""
+
+    @property
+    def run(self) -> RunConfig: ...
+
+    @property
+    def devices(self) -> DevicesConfig: ...
+
+    def sections(self) -> dict[str, Section]: ...
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]: ...
+
+
+class Staged(Protocol):
+    """A recipe of one trainer or more, each with the prefix of its keys."""
+
+    def given_stages(self) -> Iterator[tuple[str, Placing]]: ...
+
+
+def devices_conflicts(recipe: Staged, num_ranks: int) -> Iterator[str]:
     """The reasons why a recipe cannot run on that many ranks. docs/scale.md lists them."""
     for prefix, stage in recipe.given_stages():
         yield from _conflicts_of_stage(stage, num_ranks, prefix)
 
 
-def _conflicts_of_stage(recipe: "TrainerRecipe", num_ranks: int, prefix: str) -> Iterator[str]:
+def _conflicts_of_stage(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
     devices, at = recipe.devices, f"{prefix}devices"
     for placed in recipe.placed_roles():
         if placed.has_common_tensors and not placed.trains and devices.offload_of(placed.role) == "idle":
@@ -185,7 +202,7 @@ def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterato
             )
 
 
-def _unshardable(placed: PlacedRole, recipe: "TrainerRecipe", prefix: str) -> Iterator[str]:
+def _unshardable(placed: PlacedRole, recipe: Placing, prefix: str) -> Iterator[str]:
     instead = f"{prefix}devices.{placed.role}.shard to replicate"
     if placed.model is not None and placed.model.quantisation != "none":
         yield (
@@ -205,7 +222,7 @@ def _unshardable(placed: PlacedRole, recipe: "TrainerRecipe", prefix: str) -> It
             )
 
 
-def unused_devices_keys(recipe: "TrainerRecipe", shared: DevicesConfig) -> Iterator[tuple[str, str]]:
+def unused_devices_keys(recipe: Placing, shared: DevicesConfig) -> Iterator[tuple[str, str]]:
     """Keys of the section `devices` that have no effect, each with the reason.
 
     `shared`: the section of the pipeline, whose values a stage does not answer for; or one of defaults.

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import reduce
+from functools import cache, reduce
 from itertools import takewhile
 from typing import Any
 
@@ -187,25 +187,26 @@ def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
-    others = [path for path in _all_paths(schema, typed) if path != typed and annotation_at(schema, tree, path)]
+    shared = {path: _num_shared(typed, path) for path in _all_paths(schema)}
+    others = [path for path in ((*typed[:num], *path[num:]) for path, num in shared.items()) if path != typed]
     beside = [path[-1] for path in others if path[:-1] == typed[:-1]]
     longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
-    near = [(*typed[:-1], other) for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)]
-    if near:
-        return (".".join(near[0]),)
-    ends = {end for path in others for end in (path[-1], "_".join(path[-2:]))}
-    meant = next(iter(get_close_matches(name, ends, n=1, cutoff=0.75)), None)
-    fitting = [path for path in others if meant in (path[-1], "_".join(path[-2:]))]
-    ranks = [(_num_shared(typed, path), -len(path)) for path in fitting]
-    return tuple(".".join(path) for path, rank in zip(fitting, ranks, strict=True) if rank == max(ranks))[
-        :MAX_SUGGESTIONS
+    near: list[list[Path]] = [
+        [(*typed[:-1], other)] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)
     ]
+    ends = {end for path in others for end in (path[-1], "_".join(path[-2:]))}
+    for end in get_close_matches(name, ends, cutoff=0.75):
+        near.append([path for path in others if end in (path[-1], "_".join(path[-2:]))])
+    for paths in near:
+        ranks = {path: (_num_shared(typed, path), -len(path)) for path in paths if annotation_at(schema, tree, path)}
+        if best := [".".join(path) for path, rank in ranks.items() if rank == max(ranks.values())]:
+            return tuple(best[:MAX_SUGGESTIONS])
+    return ()
 
 
-def _all_paths(schema: Any, typed: Path) -> tuple[Path, ...]:
-    """All paths of the schema, with the list indices of `typed` where it has the same lists."""
-    paths = [(path, _num_shared(typed, path)) for path, _ in key_paths(schema)]
-    return tuple((*typed[:shared], *path[shared:]) for path, shared in paths)
+@cache
+def _all_paths(schema: Any) -> tuple[Path, ...]:
+    return tuple(path for path, _ in key_paths(schema))
 
 
 def _num_shared(typed: Path, path: Path) -> int:
