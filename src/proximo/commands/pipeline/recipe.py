@@ -38,11 +38,12 @@ class StagedRecipe(Recipe):
             return data
         stages = {name: dict(data[name]) for name in cls.stage_names() if isinstance(data.get(name), dict)}
         for key in ("run", "devices"):
-            if isinstance(shared := data.get(key), dict):
-                for name, stage in stages.items():
-                    given = stage.get(key) or {}
+            shared = data.get(key)
+            for name, stage in stages.items():
+                given = stage.get(key) or {}
+                if isinstance(shared, dict) and isinstance(given, dict):
                     own = {"folder": f"{shared.get('folder')}/{name}"} if key == "run" else {}
-                    if given.get("folder", own.get("folder")) != own.get("folder"):
+                    if own and given.get("folder", own["folder"]) != own["folder"]:
                         raise ValueError(f"{name}.run.folder follows from run.folder ({own['folder']}): remove it")
                     stage[key] = {**shared, **given, **own}
         return {**data, **stages}
