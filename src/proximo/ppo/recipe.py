@@ -118,8 +118,8 @@ class PPORecipe(TrainerRecipe):
                 "data.filter chooses prompts by their scores, and without a reward there are none: remove it, or give "
                 "a reward"
             )
-        models = [source.name for source in self.reward if isinstance(source, ModelRewardConfig)]
-        if self.environment and (problem := environment_problem(self.ppo, reads_text=models)):
+        names = [source.name for source in scorers]
+        if self.environment and (problem := environment_problem(self.ppo, reads_text=names)):
             yield f"environment: {problem}"
         sources = (*self.data.sources, *(self.data.evaluation_sources or ()))
         if isinstance(self.environment, VerifiersEnvironmentConfig) and any(each.function != ROWS for each in sources):
@@ -128,7 +128,7 @@ class PPORecipe(TrainerRecipe):
                 "them, and reads no data: remove data.sources and data.evaluation_sources"
             )
         if any(source.name == ENVIRONMENT for source in self.reward):
-            yield (f"{ENVIRONMENT} is the name of what an environment gives: name the reward source otherwise")
+            yield f"{ENVIRONMENT} is the name of what an environment gives: name the reward source otherwise"
 
     def _of_steps(self) -> Iterator[str]:
         if problem := self.ppo.trunk_problem(shares_trunk=self.value.init_from == "trunk"):
