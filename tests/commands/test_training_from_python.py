@@ -123,6 +123,7 @@ training.fit(resume="auto", quiet=True, on_step=lambda step, metrics: print(step
 """
 
 
+@pytest.mark.soak
 def test_a_notebook_that_is_killed_loses_nothing(own_reward, whole, tmp_path, monkeypatch, capsys) -> None:
     """SIGKILL takes the kernel and with it the function, which the next kernel defines again."""
     (tmp_path / "recipe.json").write_text(json.dumps(own_reward))
