@@ -114,14 +114,6 @@ def test_a_star_import_gives_the_public_names() -> None:
     assert set(api.__all__) <= set(dir(proximo))
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("PPOTrainr", "did you mean PPOTrainer"), ("SFTTrainer", "fit\\(\\)"), ("xyz", "lists them")]
-)
-def test_a_name_that_is_not_there_gets_a_hint(name: str, hint: str) -> None:
-    with pytest.raises(AttributeError, match=hint):
-        getattr(proximo, name)
-
-
 def test_a_printed_response_shows_its_text_and_no_tensor() -> None:
     printed = repr(response(text="a cat"))
     assert "'a cat'" in printed

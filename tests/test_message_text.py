@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from proximo import message_text
-from proximo.cli import main
 from proximo.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -88,18 +87,3 @@ def test_only_pages_are_replaced_and_only_once(tmp_path: Path, monkeypatch: pyte
     once = message_text.with_addresses('(docs/vllm.md) and docs/data.md, "Problems with an answer".')
     assert once == f'({ROOT}/docs/vllm.md) and {ROOT}/docs/data.md, "Problems with an answer".'
     assert message_text.with_addresses(once) == once
-
-
-def test_every_page_that_the_schema_names_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also one at the start of a line, which JSON writes as a backslash and an n before it."""
-    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: Message())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main(["config", "schema", "ppo"]) == 0
-    found = re.findall(r"[\w./-]*docs/[\w/-]+\.md", capsys.readouterr().out.replace("\\n", " "))
-    assert len(found) > 10
-    for named_page in found:
-        assert Path(named_page).is_absolute(), named_page
-        assert Path(named_page).is_file(), named_page

@@ -103,6 +103,7 @@ print(run)
 """
 
 
+@pytest.mark.soak
 def test_a_training_is_interrupted_in_a_notebook_and_goes_on_with_equal_bits_there_and_in_a_new_kernel(
     tmp_path, monkeypatch
 ):

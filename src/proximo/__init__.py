@@ -27,26 +27,13 @@ else:
             return version("proximo")
         if name == "__all__":  # so that `from proximo import *` gives what there is
             return import_module("proximo.api").__all__
-        if name.startswith("_") or find_spec(f"proximo.{name}") is not None:
-            # `from proximo import errors` asks for an attribute first, and imports the file if there is none.
-            raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
-        public = import_module("proximo.api")
-        if name in public.__all__:
-            return vars(public)[name]
-        raise AttributeError(
-            f"module 'proximo' has no public name {name!r}; proximo.api lists them{_hint(name, public.__all__)}"
-        )
+        # `from proximo import errors` asks for an attribute first, and imports the file if there is none.
+        if not (name.startswith("_") or find_spec(f"proximo.{name}") is not None):
+            public = import_module("proximo.api")
+            if name in public.__all__:
+                return vars(public)[name]
+        raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
 
 
 def __dir__() -> list[str]:
     return [*globals(), *import_module("proximo.api").__all__]
-
-
-def _hint(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=2)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    if name.endswith("Trainer"):
-        hint += " (Training(recipe).fit() runs every trainer of a recipe)"
-    return hint

@@ -5,8 +5,8 @@ A plug-in is a package with an entry point in the group `proximo.fast_paths`, na
     [project.entry-points."proximo.fast_paths"]
     cpu = "proximo_cpu.plug_in:CPUKernels"
 
-It is an object without arguments that follows `Kernels`. It is found and made once per process, when the kernels of its
-device are first asked for; `NoKernels` stands in where there is none. No other file asks whether there is a plug-in.
+It is a subclass of `Kernels`, made without arguments once per process, when the kernels of its device are first asked
+for. No other file asks whether there is a plug-in.
 Importing this file loads no torch, and so does importing a plug-in.
 
 Legend: T rows, B rows of a decode step, C rows of scores, I and O inputs and outputs of a layer, V vocabulary.
@@ -26,9 +26,8 @@ if TYPE_CHECKING:  # torch takes a second to import
 GROUP = "proximo.fast_paths"
 """The group of entry points."""
 
-USUAL = {"cpu": "proximo_cpu"}
-"""Type of a device -> the package in this wheel that brings its kernels."""
-
+PACKAGE_FOR_CPU = "proximo_cpu"
+"""The package in this wheel that brings kernels for a CPU."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Work on tensors at fixed addresses -> what does it again, without the host's work. It is not done meanwhile."""
@@ -126,17 +125,19 @@ class DecodingKernels(Protocol):
         ...
 
 
-class Kernels(Protocol):
-    """The kernels of a plug-in on its device. Each answer holds for the process, unless it depends on a tensor."""
+class Kernels:
+    """The kernels of a plug-in on its device, which is a subclass. This class itself has none: torch's operators run.
+
+    Each answer holds for the process, unless it depends on a tensor.
+    """
 
     def begin(self) -> None:
         """Start slow preparations (a compiler) in the background. Called before torch is imported."""
-        ...
 
     @property
     def row_operations(self) -> "Callable[[Tensor], RowOperations | None]":
         """A tensor -> the operations for rows like it; None where torch's operators must run."""
-        ...
+        return lambda _: None
 
     @property
     def bf16_product(self) -> "Callable[[Tensor], Callable[[Tensor, Tensor], Tensor] | None]":
@@ -144,67 +145,37 @@ class Kernels(Protocol):
 
         I is even. None where operands are to be widened to float32 for torch's product.
         """
-        ...
+        return lambda _: None
 
-    def passes(self, *, half: bool) -> Mapping[str, Any]:
+    def passes(self, *, half: bool) -> Mapping[str, Any]:  # noqa: ARG002
         """Fields of `FastPath` (models/fast_path.py) that it fills. `half`: for passes in bf16."""
-        ...
+        return {}
 
-    def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
+    def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":  # noqa: ARG002
         """The kernels for a cache whose keys and values lie like these; None where torch's operators must run."""
-        ...
+        return None
 
-    def capture(self, device: "torch.device") -> Capture | None:
+    def capture(self, device: "torch.device") -> Capture | None:  # noqa: ARG002
         """Makes graphs of work on the device, in this thread; None where there are none."""
-        ...
+        return None
 
     def description(self) -> str | None:
         """Everything that decides the bits of its results, in one line, for the record of a run and its resumption.
 
         None where torch's operators run.
         """
-        ...
-
-    def why_missing(self) -> str | None:
-        """In one line, why torch's operators run; None if nothing is missing."""
-        ...
-
-
-class NoKernels:
-    """Takes the place of the plug-in on a device without one."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def begin(self) -> None:
-        """There is nothing to start."""
-
-    def row_operations(self, _: "Tensor") -> None:
-        """None: torch's operators run instead."""
-
-    def bf16_product(self, _: "Tensor") -> None:
-        """None: torch's product runs instead."""
-
-    def passes(self, *, half: bool) -> Mapping[str, Any]:  # noqa: ARG002
-        """The plain path runs."""
-        return {}
-
-    def decoding(self, keys: "Tensor", values: "Tensor") -> None:
-        """None: torch's operators run."""
-
-    def capture(self, device: "torch.device") -> None:
-        """None: the host launches operator by operator."""
-
-    def description(self) -> str | None:
-        """None: torch's operators run."""
         return None
 
     def why_missing(self) -> str | None:
-        """One line for a device whose kernels come with the wheel; None for others, which lack nothing."""
-        package = USUAL.get(self._device)
-        if package is None:
-            return None
-        return f"no kernels for a {self._device}: the package {package} is not installed, so torch's operators run"
+        """In one line, why torch's operators run; None if nothing is missing."""
+        return None
+
+
+class _MissingKernels(Kernels):
+    """Of a device whose kernels come with the wheel, where they are not installed."""
+
+    def why_missing(self) -> str:
+        return f"no kernels for a cpu: the package {PACKAGE_FOR_CPU} is not installed, so torch's operators run"
 
 
 def kernels_of(device: str) -> Kernels:
@@ -219,7 +190,7 @@ def kernels_of(device: str) -> Kernels:
 def _loaded(device: str) -> Kernels:
     found = list(entry_points(group=GROUP, name=device))
     if not found:
-        return NoKernels(device)
+        return _MissingKernels() if device == "cpu" else Kernels()
     if len(found) > 1:
         raise UserError(
             f"one plug-in can bring the kernels for {device}, and {len(found)} are installed: "

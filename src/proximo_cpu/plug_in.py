@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from proximo.kernels import Kernels
 from proximo_cpu.build import begin_build
 
 if TYPE_CHECKING:  # torch takes a second to import
-    import torch
     from torch import Tensor
 
     from proximo_cpu.row_kernels import RowKernels
 
 
-class CPUKernels:
-    """Follows `proximo.kernels.Kernels`, for devices of type `cpu`."""
+class CPUKernels(Kernels):
+    """Kernels for devices of type `cpu`."""
 
     def begin(self) -> None:
         """Compile the kernels in the background, where this machine has not kept them."""
@@ -45,12 +45,6 @@ class CPUKernels:
             "layers": partial(FusedLayers.of, half=half),
             "decoder": KernelDecoder.decode_of,
         }
-
-    def decoding(self, keys: "Tensor", values: "Tensor") -> None:
-        """None: a pass is one call of C (`passes`), or torch's operators."""
-
-    def capture(self, device: "torch.device") -> None:
-        """None: nothing waits for the host."""
 
     def description(self) -> str | None:
         """Compiler and fingerprint of the kernels in C; None without them."""

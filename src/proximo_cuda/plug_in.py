@@ -6,33 +6,25 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from proximo.kernels import Capture, DecodingKernels, Kernels
 from proximo_cuda.needs import NEEDED, has_triton, is_installed
 
 if TYPE_CHECKING:  # torch takes a second to import
     import torch
     from torch import Tensor
 
-    from proximo.kernels import Capture, DecodingKernels
-    from proximo_cuda.row_kernels import RowKernels
 
-
-class CUDAKernels:
-    """Follows `proximo.kernels.Kernels`, for devices of type `cuda`."""
-
-    def begin(self) -> None:
-        """Triton compiles at the first call."""
+class CUDAKernels(Kernels):
+    """Kernels for devices of type `cuda`. Triton compiles at the first call."""
 
     @cached_property
-    def row_operations(self) -> "Callable[[Tensor], RowKernels | None]":
+    def row_operations(self) -> "Callable[[Tensor], Any]":
         """A tensor -> the row kernels; None where `row_kernels_for` gives None."""
         if not has_triton():
             return lambda _: None
         from proximo_cuda.row_kernels import row_kernels_for
 
         return row_kernels_for
-
-    def bf16_product(self, _: "Tensor") -> None:
-        """None: torch has such products on CUDA."""
 
     def passes(self, *, half: bool) -> Mapping[str, Any]:
         """Fused layers and decoding. `half`: with products in bf16."""
@@ -42,7 +34,7 @@ class CUDAKernels:
 
         return {"layers": partial(fused_layers, half=half), "decoder": decoder_of}
 
-    def decoding(self, keys: "Tensor", values: "Tensor") -> "DecodingKernels | None":
+    def decoding(self, keys: "Tensor", values: "Tensor") -> DecodingKernels | None:
         """The kernels of `cache_kernels.py`; None where they are not right, or the tensors are not of a device."""
         if not (keys.is_cuda and has_triton()):
             return None
@@ -50,7 +42,7 @@ class CUDAKernels:
 
         return kernels_for(keys, values)
 
-    def capture(self, device: "torch.device") -> "Capture | None":
+    def capture(self, device: "torch.device") -> Capture | None:
         """CUDA graphs, with or without Triton; None without a device."""
         from proximo_cuda.graphs import capture_on
 

@@ -8,9 +8,8 @@ import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.commands.chat_session import Dialogue, DialogueOptions
+from proximo.commands.chat_session import Dialogue
 from proximo.commands.generate import GenerateOptions, generate
-from proximo.environments.turn_renderer import TurnRenderer
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
@@ -94,7 +93,7 @@ def test_an_unknown_command_is_not_said_to_the_model(model: str, monkeypatch, ca
 
 def test_what_no_longer_fits_is_left_out_from_the_oldest_turn(tmp_path: Path) -> None:
     small = save(tmp_path / "small", max_position_embeddings=48)
-    dialogue = Dialogue(small, DialogueOptions(sampling=SAMPLING))
+    dialogue = Dialogue(small, SAMPLING)
     answers = [dialogue.answer("a" * 16) for _ in range(3)]
     assert [answer.forgot for answer in answers] == [False, True, True]
     assert answers[0].text == written(small, f"<|user|>{'a' * 16}<eos><|assistant|>")
@@ -109,10 +108,9 @@ def test_an_adapter_of_a_run_speaks(model: str, tmp_path: Path) -> None:
     adapted.model.peft_config["default"].base_model_name_or_path = model
     save_pretrained(adapted.model, tmp_path / "adapter")
     tiny_tokenizer().save_pretrained(tmp_path / "adapter")
-    options = DialogueOptions(sampling=SAMPLING)
-    spoken = Dialogue(str(tmp_path / "adapter"), options).answer("abc").text
+    spoken = Dialogue(str(tmp_path / "adapter"), SAMPLING).answer("abc").text
     assert spoken == written(str(tmp_path / "adapter"), "<|user|>abc<eos><|assistant|>")
-    assert spoken != Dialogue(model, options).answer("abc").text
+    assert spoken != Dialogue(model, SAMPLING).answer("abc").text
 
 
 class Terminal(io.StringIO):
@@ -189,21 +187,3 @@ def test_what_has_no_place_is_a_mistake(options: list[str], message: str, tmp_pa
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
     assert main(["chat", plain, *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_calls_of_tools_are_shown_and_a_run_in_an_environment_is_told_to_be_evaluated(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = '<tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call><tool_call>?</tool_call>'
-    monkeypatch.setattr(TurnRenderer, "visible_text", lambda *_: written)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
-    monkeypatch.setattr("proximo.commands.chat_session.language_model_path", lambda *_: model)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.resolved.json").write_text('{"run": {"folder": "run"}, "environment": {"path": "guess.py:Guess"}}')
-    assert main(["chat", str(run), *SHORT]) == 0
-    said = capsys.readouterr()
-    assert len(said.out.splitlines()) == 1
-    assert f"which a chat does not: proximo evaluate {run}\n" in said.err
-    assert '(no tool is run: calls look({"at": "é"}))\n' in said.err
-    assert "(no tool is run: This call could not be read: it is not JSON" in said.err

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from builders import tiny_language_model, tiny_tokenizer
 from fake_vllm import GENERATE, fake_servers
@@ -20,7 +20,7 @@ from proximo.cli import main
 from proximo.commands import evaluate
 from proximo.commands.generate import GenerateOptions, generate
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
+from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rollout.sampling import SamplingOptions
@@ -152,68 +152,6 @@ def test_an_exported_model_has_the_same_bits_and_its_tokenizer_template_and_gene
     assert AutoTokenizer.from_pretrained("models/out").chat_template == tiny_tokenizer().chat_template
     assert json.loads(Path("models/out/generation_config.json").read_text())["eos_token_id"] == 2
     assert sorted(path.name for path in Path("models").iterdir()) == ["out"]
-
-
-def test_export_changes_the_numbers_on_request(folder):
-    save_run(folder / "runs" / "x", {1: {"policy": tiny_language_model()}})
-    assert main(["export", "runs/x", "out", "--dtype", "bfloat16"]) == 0
-    exported = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
-    assert exported.dtype == torch.bfloat16
-    expected = tiny_language_model().to(torch.bfloat16)
-    assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), expected.parameters(), strict=True))
-
-
-def test_an_adapter_is_exported_alone_or_merged_into_its_base(folder):
-    save_model(folder / "base")
-    model = adapted(AutoModelForCausalLM.from_pretrained("base"))
-    wanted = logits(merged_copy(model))
-    save_run(folder / "runs" / "x", {1: {"policy": model}})
-    assert main(["export", "runs/x", "alone"]) == 0
-    assert not Path("alone/config.json").exists()
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained("alone")), wanted, atol=1e-6, rtol=0)
-    assert main(["export", "runs/x", "merged", "--merge"]) == 0
-    assert not Path("merged/adapter_config.json").exists()
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("merged")), wanted)
-    assert not torch.allclose(logits(tiny_language_model()), wanted, atol=1e-3)
-
-
-def test_an_adapter_alone_can_change_its_numbers(folder):
-    save_model(folder / "base")
-    save_run(folder / "runs" / "x", {1: {"policy": adapted(AutoModelForCausalLM.from_pretrained("base"))}})
-    assert main(["export", "runs/x", "out", "--dtype", "bfloat16"]) == 0
-    model = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
-    weights = {weight.dtype for name, weight in model.named_parameters() if "lora" in name}
-    assert weights <= {torch.bfloat16, torch.float32}
-    assert (
-        Path("out/adapter_model.safetensors").stat().st_size
-        < 0.6 * sum(weight.numel() * 4 for name, weight in model.named_parameters() if "lora" in name) + 4096
-    )
-
-
-def test_value_and_reward_models_are_exported_as_classifiers(folder):
-    source = LanguageModel(tiny_language_model())
-    value = scalar_from_language_model(source, HeadStart.NORMAL, seed=1)
-    reward = scalar_from_language_model(source, HeadStart.NORMAL, seed=2)
-    save_run(folder / "ppo", {1: {"policy": source.model, "value": value.model}})
-    save_run(folder / "reward", {1: {"reward": reward.model}})
-    assert main(["export", "ppo", "critic", "--role", "value"]) == 0
-    assert main(["export", "reward", "judge"]) == 0
-    for path, model in (("critic", value.model), ("judge", reward.model)):
-        exported = AutoModelForSequenceClassification.from_pretrained(path)
-        assert torch.equal(exported.score.weight, model.score.weight)
-        assert exported.config.num_labels == 1
-
-
-def test_a_reward_adapter_is_merged_with_its_trained_head(folder):
-    save_model(folder / "base")
-    source = LanguageModel(AutoModelForCausalLM.from_pretrained("base"))
-    model = adapted(scalar_from_language_model(source, HeadStart.NORMAL, seed=2).model)
-    wanted = merged_copy(model)
-    save_run(folder / "reward", {1: {"reward": model}})
-    assert main(["export", "reward", "judge", "--merge"]) == 0
-    exported = AutoModelForSequenceClassification.from_pretrained("judge")
-    assert exported.state_dict().keys() == wanted.state_dict().keys()
-    assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), wanted.parameters(), strict=True))
 
 
 def test_of_a_pipeline_the_last_stage_is_meant(folder):
@@ -373,9 +311,9 @@ def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
 @pytest.mark.parametrize(
     ("more", "piece"),
     [
-        (["--keep", "1"], "needs --reward"),
-        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among --num-samples 2"),
-        (["--reward", "my_length:short"], "defines no short; it defines long"),
+        (["--keep", "1"], "needs a reward"),
+        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "keep (3) chooses among num_samples (2)"),
+        (["--reward", "my_length:short"], "defines no short"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(folder, capsys, more, piece):

@@ -131,7 +131,7 @@ def test_a_stage_with_ones_own_goes_to_other_ranks_as_plain_values(place, tmp_pa
         (AdvantageConfig, ["subclass of AdvantageConfig", "is <class"]),
         (f"{__name__}:UnclippedConfig", ["subclass of AdvantageConfig", "UnclippedConfig"]),
         ({"kind": f"{__name__}:TimesConfig", "factr": 2}, ["ppo.advantage", "factr is not a known key", "factor"]),
-        ({"kind": f"{__name__}:TimesConfig", "factor": "x"}, ["ppo.advantage", "factor must be a number"]),
+        ({"kind": f"{__name__}:TimesConfig", "factor": "x"}, ["ppo.advantage", "factor must be a valid number"]),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused_in_words(place, tmp_path, given, pieces) -> None:

@@ -9,17 +9,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
-from datasets import Dataset
 
 from proximo import SavedRun, Training, session_functions
 from proximo.cli import main
 from proximo.errors import ConfigError, RunFolderError
 from proximo.run import journal
-from tiny_runs import Kind, make_inputs, recipe_of, share_of_vowels
+from tiny_runs import make_inputs, recipe_of, share_of_vowels
 
 CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")
 """Metrics that differ between two runs of the same bits."""
@@ -53,7 +52,7 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if not CLOCKS.search(key)} for line in lines]
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", ["ppo", "dpo"])  # test_library_like_commands.py has a pipeline
 def test_a_training_has_the_bits_of_the_command(kind, inputs, tmp_path, capsys) -> None:
     recipe = in_folder(recipe_of(kind, inputs), tmp_path / "by_command")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -96,9 +95,9 @@ def test_a_training_that_ended_within_resumes_with_the_same_bits(own_reward, who
     with pytest.raises(_PulledPlug):
         cut.fit(quiet=True, on_step=pull)
     assert seen == [0, 1, 2]
-    with pytest.raises(RunFolderError, match=r'use fit\(resume="must"\).*, fit\(overwrite=True\) to replace'):
+    with pytest.raises(RunFolderError, match="use --resume.*, --overwrite to replace"):
         cut.fit(quiet=True)
-    assert 'holds a run at step 1: use fit(resume="must") to continue it' in cut.dry_run()
+    assert "holds a run at step 1: use --resume to continue it" in cut.dry_run()
     run = cut.fit(quiet=True, resume="auto")
     assert weights_of(run.folder) == weights_of(whole.folder)
     assert lines_of(run.folder) == lines_of(whole.folder)
@@ -124,6 +123,7 @@ training.fit(resume="auto", quiet=True, on_step=lambda step, metrics: print(step
 """
 
 
+@pytest.mark.soak
 def test_a_notebook_that_is_killed_loses_nothing(own_reward, whole, tmp_path, monkeypatch, capsys) -> None:
     """SIGKILL takes the kernel and with it the function, which the next kernel defines again."""
     (tmp_path / "recipe.json").write_text(json.dumps(own_reward))
@@ -158,40 +158,6 @@ def test_an_interrupt_saves_and_says_how_to_go_on(inputs, tmp_path) -> None:
     assert weights_of(run.folder) == weights_of(whole.folder)
 
 
-def test_rewards_and_rows_may_be_objects(inputs, tmp_path) -> None:
-    """A lambda and a data set in place of an import path and a file: the numbers of the recipe with the names."""
-    rows = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
-    recipe = recipe_of("ppo", inputs)
-    named = [{"kind": "function", "function": "tiny_runs:share_of_vowels"}]
-    value = {"value": {"init_from": "policy"}}
-    by_name = Training(in_folder({**recipe, **value, "reward": named}, tmp_path / "by_name")).fit(quiet=True)
-
-    class Own:
-        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
-            return share_of_vowels(prompts, responses, metadata)
-
-    given_here = {
-        **in_folder(recipe, tmp_path / "given"),
-        **value,
-        "data": {**recipe["data"], "sources": [Dataset.from_list(rows)]},
-        "reward": [{"kind": "function", "function": Own()}],
-    }
-    training = Training(given_here)
-    run = training.fit(quiet=True)
-    scores = [line["score/mean"] for line in run.metrics if "score/mean" in line]
-    assert scores == [line["score/mean"] for line in by_name.metrics if "score/mean" in line]
-    first, second = (each.evaluate(num_prompts=2).metrics for each in (run, training.run))
-    assert {name for name in first if first[name] != second[name] and not CLOCKS.search(name)} == set()
-
-    class Own:
-        def __call__(self, prompts: Any, responses: Any, metadata: Any) -> list[float]:
-            return [0.0] * len(responses)
-
-    changed = Training({**given_here, "reward": [{"kind": "function", "function": Own()}]})
-    with pytest.raises(RunFolderError, match="source with sha256"):
-        changed.fit(quiet=True, resume="must")
-
-
 def test_a_function_that_can_be_imported_keeps_its_name_in_the_recipe(inputs, tmp_path) -> None:
     recipe = in_folder(recipe_of("ppo", inputs), tmp_path / "run")
     reward = [{"kind": "function", "function": share_of_vowels}]
@@ -205,7 +171,7 @@ def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:
         Training(recipe, {"sft.optimizer.learning_rat": 1.0})
     with pytest.raises(ConfigError, match="no section"):
         Training({"run": recipe["run"]})
-    with pytest.raises(ConfigError, match="can be read once"):
+    with pytest.raises(ConfigError, match="can be read again"):
         Training({**recipe, "data": {"sources": [iter([{"text": "a"}])]}})
     with pytest.raises(ConfigError, match="a data source is"):
         Training({**recipe, "data": {"sources": ["texts.jsonl"]}})

@@ -35,16 +35,14 @@ def read(saved: dict) -> Outer:
 @pytest.mark.parametrize(
     ("saved", "line"),
     [
-        ({"inner": {"flor": 3}}, r"  inner\.flor \(saved as 3\): there is no such setting"),
-        ({"several": [{}, {"old": None}]}, r"  several\.1\.old \(saved as null\): there is no such setting"),
-        ({"inner": {"floor": -1.0}}, r"  inner\.floor: Input should be greater than or equal to 0"),
-        ({"epochs": 6}, r"  more than 5 epochs are refused"),
+        ({"inner": {"flor": 3}}, r"inner\.flor is not a known key"),
+        ({"several": [{}, {"old": None}]}, r"several\.1\.old is not a known key"),
+        ({"inner": {"floor": -1.0}}, r"inner\.floor must be greater than or equal to 0"),
+        ({"epochs": 6}, r"more than 5 epochs are refused"),
     ],
 )
 def test_what_is_not_taken_is_refused_with_what_to_do(saved, line):
-    with pytest.raises(
-        RunFolderError, match=rf"\n{line}\n  go on with proximo 0\.1\.0, which saved it, or start a run"
-    ):
+    with pytest.raises(RunFolderError, match=rf"go on with proximo 0\.1\.0, which saved it, or start a run.*{line}"):
         read(saved)
 
 

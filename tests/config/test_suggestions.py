@@ -4,9 +4,8 @@ import pytest
 
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.schema.fields import key_paths
-from proximo.config.schema.validation_messages import TRL_WORDS, suggestions
+from proximo.config.schema.validation_messages import suggestions
 from proximo.ppo.recipe import PPORecipe
-from proximo.supervised.dpo_recipe import DPORecipe
 from proximo.trainer_kinds import recipe_kinds
 
 
@@ -35,16 +34,6 @@ def best(typed, schema=PPORecipe, tree=None):
 )
 def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):
     assert best(typed, tree={"reward": [{"kind": "model"}, {"kind": "model"}]}) == meant
-
-
-@pytest.mark.parametrize("word", TRL_WORDS)
-def test_a_word_of_trl_is_told_as_what_it_is_here(word):
-    tree = {"environment": {"kind": "tools"}, "value": {"lora": {}}}
-    for typed in (word, f"ppo.{word}", f"ppo.rollout.{word}", f"data.{word}"):
-        assert best(typed, tree=tree).endswith(TRL_WORDS[word])
-    assert best("beta", DPORecipe) == "dpo.beta"
-    assert best("ppo.policy_optimizer.beta") == "ppo.policy_optimizer.betas"
-    assert best("model.lora.r") == "model.lora.rank"
 
 
 def test_in_a_pipeline_the_stage_that_was_meant_is_kept():

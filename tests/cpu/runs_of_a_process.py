@@ -39,8 +39,7 @@ def run_all(inputs: Path, folder: Path, *, hidden: bool) -> None:
         except RuntimeError:
             train("ppo", "resumed", RunOptions(resume="must"))
         assert main(["generate", str(folder / "whole"), "ab cd", "--max-new-tokens", "4"]) == 0
-        assert main(["doctor"]) == 0
-    assert main(["doctor", "kernels"]) == 1
+    assert main(["doctor"]) == 0
     loaded = [name for name, module in sys.modules.items() if name.startswith("proximo_cpu") and module is not None]
     assert bool(loaded) != hidden, loaded
 

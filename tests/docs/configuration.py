@@ -195,8 +195,8 @@ def _limit(limit: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     """The default; empty for null, and for a section that sets nothing."""
-    if field.is_required():
-        return "required"
+    if field.is_required() or field.default_factory_takes_validated_data:
+        return "required" if field.is_required() else ""
     value = field.get_default(call_default_factory=True)
     match value:
         case None:

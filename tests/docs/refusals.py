@@ -34,7 +34,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "reference={path: owner/other, lora: {rank: 8}}",
         "ppo.kl.estimator=full reference.path=owner/other devices.reference.device=cuda:1",
         "reference={path: owner/other, balancing_coefficient: 0.01}",
-        "ppo.kl={kind: loss, estimator: k3}",
         "dpo: model.lora.rank=8 reference.path=owner/other",
         AT,
         f"dpo: {AT}",
@@ -98,7 +97,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "reward=[{kind: model, path: a/b, dense: deltas}] ppo.advantage=group_centred ppo.responses_per_prompt=4",
     ),
     "Rollout": (
-        "ppo.rollout.temperature=0",
         "ppo.rollout={greedy: true, top_k: 50}",
         "ppo.rollout.greedy=true ppo.responses_per_prompt=4",
         "data.filter.above=0.9 ppo.rollout.staleness=1",
@@ -107,10 +105,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"{RESAMPLE} ppo.samples_per_prompt=8",
         "engine={kind: vllm, sleep: true} ppo.rollout.staleness=1",
         "ppo.rollout.min_new_tokens=500",
-        "ppo.rollout.random_limit_min=128",
         "ppo.rollout.random_limit_min=10 ppo.rollout.min_new_tokens=20",
         "ppo.samples_per_prompt=2 ppo.responses_per_prompt=2",
-        "ppo.rollout.stop_strings=['']",
         "engine={kind: vllm, addresses: ['localhost:8000']}",
         "engine={kind: vllm, addresses: ['http://localhost:8000'], replicas: 2}",
     ),
@@ -132,11 +128,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "ppo.policy_loss.behaviour_weight=masked",
         "ppo.minibatch_responses=1000",
         "ppo.evaluate_average=true",
-        "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}",
         f"ppo.policy_optimizer={EARLY} ppo.guards.max_ratio=5",
         f"ppo.policy_optimizer={EARLY} ppo.ptx.coefficient=1 ptx_data.sources=[{{path: a/b}}]",
         f"ppo.policy_optimizer={EARLY}",
-        "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true}",
         "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true, max_gradient_norm: null}",
         "ppo.ptx.coefficient=1",
         "ppo.ptx.coefficient=1 ptx_data={sources: [{path: a/b}], held_out_rows: 5}",
@@ -187,8 +181,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "The run": (
         "run.folder=~/runs/x",
         "run.folder=''",
-        "run.precision=fp16",
-        "run.device=cuda1",
         "pipeline: sft.run.folder=elsewhere",
         "run.sinks=[{kind: wandb}, {kind: wandb}]",
         "run.push.name=a/b/c",
@@ -199,10 +191,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Many devices": (
         "devices.shard=replicate devices.offload=always",
         "devices.num=8 devices.shard_size=3",
+        "devices.num=2 devices.policy.device=cuda:1",
         "devices.num=2 run.compile=inductor",
         "sft: devices.num=2 sft.optimizer={learning_rate: 1e-5, kind: adamw_8bit}",
         "dpo: devices.num=2 model={path: owner/model, quantisation: 4bit, lora: {rank: 8}}",
-        "devices.num=2 ppo.average_decay=0.99 devices.average.shard=replicate",
+        "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.shard=replicate",
         "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.offload=always",
         "devices.num=2 value.init_from=trunk devices.value.shard=grads",
         "devices.num=2 devices.offload=idle model={path: owner/model, lora: {rank: 8}}",
@@ -213,7 +206,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "data.filter={above: 0.2, below: 0.8}",
         "sft: data.proportions=[2,4,4]",
         "sft: data.proportions=[2,4,4] data.phase=3",
-        "sft: data.proportions=[1] data.phase=0",
+        "sft: data.proportions=[0, 0] data.phase=0",
         "sft: data.held_out_rows=5 data.evaluation_sources=[{path: a/b}]",
         "sft: data.sources=[{path: a/b, weight: 2}, {path: a/c}]",
         "sft: data.sources=[{path: a/b, function: 'm:f'}]",
@@ -280,15 +273,16 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def validators() -> Iterator[tuple[str, int, str]]:
-    """File, line and the longest constant piece of every ValueError that a schema raises."""
+def conflicts() -> Iterator[tuple[str, int, str]]:
+    """File, line and the longest constant piece of every sentence by which a schema refuses a combination."""
     for file in sorted(Path(proximo.config.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                name = getattr(node.exc.func, "id", "")
-                if name == "ValueError" and isinstance(node.exc.args[0], ast.Constant | ast.JoinedStr):
-                    pieces = [each.value for each in ast.walk(node.exc.args[0]) if isinstance(each, ast.Constant)]
-                    yield file.name, node.lineno, max((str(piece) for piece in pieces), key=len)
+            refuses = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+            said = node.exc.args[0] if refuses and getattr(node.exc.func, "id", "") == "ValueError" else None
+            said = node.value if isinstance(node, ast.Yield) else said
+            if isinstance(said, ast.Constant | ast.JoinedStr) and file.name != "ineffective_keys.py":
+                pieces = [each.value for each in ast.walk(said) if isinstance(each, ast.Constant)]
+                yield file.name, node.lineno, max((str(piece) for piece in pieces), key=len)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ MINUTES = ["proximo", "pipeline", "demo", "--overwrite"]
 QUOTED = re.compile(r"\$'([^']*)'")
 """What the shell replaces escapes in, such as the end of a line."""
 README = ROOT / "README.md"
-SHELL_PAGES = ("README", "getting-started", "pipeline", "dpo", "environments-tutorial")
+SHELL_PAGES = ("getting-started", "pipeline", "dpo")
+SLOW_PAGES = ("README", "environments-tutorial")
 COMMON = ["run.precision=float32", "run.device=cpu", "run.tensorboard=false"]
 PPO = [
     *COMMON,
@@ -113,7 +114,7 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / name[1]).write_text(block.text)
 
 
-@pytest.mark.parametrize("stem", SHELL_PAGES)
+@pytest.mark.parametrize("stem", [*SHELL_PAGES, *(pytest.param(each, marks=pytest.mark.soak) for each in SLOW_PAGES)])
 def test_the_commands_of_a_page_run_one_after_the_other(
     stem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

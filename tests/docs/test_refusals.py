@@ -1,11 +1,11 @@
-"""docs/refused.md says what the validators say, and no validator is missing from it."""
+"""docs/refused.md says what the conflicts say, and no validator is missing from it."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.refusals import page, reasons_of, rows, validators
+from docs.refusals import conflicts, page, reasons_of, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
 
@@ -30,11 +30,11 @@ def test_a_combination_is_refused_for_a_reason_that_another_row_has(changes: str
     assert re.search(reason, said)
 
 
-def test_the_page_is_what_the_validators_say():
+def test_the_page_is_what_the_conflicts_say():
     assert PAGE.read_text(encoding="utf-8") == page(), "PYTHONPATH=tests python -m docs.refusals > docs/refused.md"
 
 
-def test_no_validator_is_missing():
+def test_no_conflict_is_missing():
     said = "\n".join(reason for row in rows() for reason in reasons_of(*row))
-    missing = [f"{file}:{line}: {piece}" for file, line, piece in validators() if piece not in said]
+    missing = [f"{file}:{line}: {piece}" for file, line, piece in conflicts() if piece not in said]
     assert not missing

@@ -37,6 +37,7 @@ SMALL = {
 """By recipe: what makes it run in a second."""
 
 
+@pytest.mark.soak
 def test_the_way_to_the_sentiment_curve_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROXIMO_TEST_DATA", str(real_data()))
     monkeypatch.chdir(tmp_path)

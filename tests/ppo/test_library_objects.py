@@ -37,10 +37,6 @@ def own(**given: Any) -> PPOTrainer:
     return trainer(optimizers={"policy": made})
 
 
-def changed(name: str, value: Any) -> None:
-    setattr(PPOConfig(), name, value)
-
-
 def spoilt() -> Any:
     model = tiny_language_model()
     with torch.no_grad():
@@ -142,10 +138,8 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         "prompt 0 must be.*got 'ab'",
     ),
     ("no reward", lambda: trainer().train(PROMPTS), "no reward: pass reward="),
-    ("setting without a name", lambda: PPOConfig(3), "takes its settings by name, got 3: write num_steps="),
+    ("setting without a name", lambda: PPOConfig(3), "takes its settings by name, got 3: write PPOConfig"),
     ("settings in a mapping", lambda: PPOConfig({"num_steps": 3}), r"write PPOConfig\(\*\*settings\)"),
-    ("a setting that is changed", lambda: changed("num_steps", 3), "cannot be changed once it is made: make another"),
-    ("a setting that is not there", lambda: changed("nums", 3), "has no setting 'nums'"),
     ("class as config", lambda: trainer(config=PPOConfig), "must be a PPOConfig, got <class"),
     ("classifier as own reward", lambda: trainer(reward=classifier()), "got LlamaForSeq.*ModelReward"),
     ("scalar model as reward", trained(ScalarModel(classifier())), "got ScalarModel.*ModelReward"),

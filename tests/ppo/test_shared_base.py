@@ -11,7 +11,7 @@ import torch
 
 from builders import tiny_language_model
 from ppo_trainers import LARGE, PROMPTS, ppo_trainer
-from proximo.commands.export import ExportOptions, run_export
+from proximo.commands.export import run_export
 from proximo.errors import ModelError
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
@@ -180,7 +180,7 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
         saved = json.loads((checkpoint.path(role) / "adapter_config.json").read_text())
         assert saved["base_model_name_or_path"] == str(place / "language_model")
         out = place / f"{role}-merged"
-        assert run_export(place / "run", out, ExportOptions(role=role, merge=True)) == 0
+        assert run_export(place / "run", out, role=role, merge=True) == 0
     again = build(sharing(place))
     again.restore(checkpoint)
     prompt = again.prompts[0].token_ids

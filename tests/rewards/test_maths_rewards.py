@@ -108,11 +108,13 @@ def test_what_is_done_without_is_said_once_when_the_source_is_built(monkeypatch:
     ("section", "verifier"),
     [(MathsRewardConfig(kind="maths"), MathsVerifier), (CountdownRewardConfig(kind="countdown"), CountdownVerifier)],
 )
-def test_section_and_verifier_have_the_same_options_with_the_same_defaults(section: Any, verifier: type) -> None:
+def test_the_options_of_a_section_have_the_defaults_of_its_verifier(section: Any, verifier: type) -> None:
     defaults = {name: each.default for name, each in signature(verifier).parameters.items()}
-    defaults.pop("symbolic_cpu_seconds", None)  # of programs alone
     options = section.verifier_options()
-    assert {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()} == defaults
+    assert options
+    assert {name: defaults[name] for name in options} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,6 @@ def test_section_and_verifier_have_the_same_options_with_the_same_defaults(secti
         ({"answer_from": ["pattern"]}, "need each other"),
         ({"answer_from": ["pattern"], "pattern": "("}, "not a regular expression"),
         ({"answer_from": []}, "at least 1"),
-        ({"relative_tolerance": 0.0}, "relative_tolerance must be above 0"),
         ({"scores": {"correct": 0.0, "incorrect": 1.0}}, "must be above"),
         ({"scores": {"correct": 0.5, "no_answer": 0.5}}, "must be above"),
     ],

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.kernels import NoKernels
+from proximo.kernels import Kernels
 from proximo.models.attention.cache import RowCache
 from proximo.models.backbone import Backbone
 from proximo.models.language import LanguageModel
@@ -106,12 +106,12 @@ class StandIn:
 def with_graphs(patch: pytest.MonkeyPatch, capture: Callable[..., Any]) -> None:
     """As on a device: several passes before the host looks, and graphs of them, of the modules."""
 
-    class Kernels(NoKernels):
+    class Counted(Kernels):
         def capture(self, device: torch.device) -> Callable[..., Any]:
             assert device.type == "cpu"
             return capture
 
-    patch.setattr(decoding, "kernels_of", Kernels)
+    patch.setattr(decoding, "kernels_of", lambda _: Counted())
     patch.setattr(decoding, "passes_at_once", lambda _: 8)
 
 

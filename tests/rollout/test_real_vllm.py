@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -55,12 +56,13 @@ NUM_PUSHES = 20
 
 
 def serve(policy: LanguageModel, opened: ExitStack, *, path: str | None = None, **others: Any) -> VLLMEngine:
-    options = {"variables": ON_A_CPU, "arguments": ("--enforce-eager",), "max_logprob_error": 1e-4} | others
+    options = {"variables": ON_A_CPU, "arguments": ("--enforce-eager",)} | others
     config = VLLMEngineConfig(kind="vllm", environment=ENVIRONMENT, **options)
     sampling = Sampling(temperature=1.0, max_tokens=128)
     servers = make_servers(config, policy, tiny_tokenizer(), sampling, path=path, started=opened)
     engine = engine_of(servers, policy, tiny_tokenizer())
     assert isinstance(engine, VLLMEngine)
+    engine.options = replace(engine.options, max_logprob_error=1e-4)
     return engine
 
 

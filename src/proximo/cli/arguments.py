@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.errors import RunFolderError, UserError
+from proximo.errors import UserError
 from proximo.hub import is_local, not_there
 
 RecipeName = Annotated[
@@ -80,15 +80,9 @@ def check_model_path(name: str) -> None:
     if is_local(name) and not folder.is_dir():
         raise UserError(f"{not_there(name)}; give a run, a model folder, or a Hub name such as owner/name")
     if folder.is_dir() and not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
-        refuse_other_folder(folder)
+        from proximo.run.checkpoint_lookup import refuse_neither  # its schemas would slow down --help
 
-
-def refuse_other_folder(folder: Path) -> None:
-    """Raises UserError or RunFolderError for a folder that is neither a run nor a model."""
-    # Imported here because the schemas would slow down --help.
-    from proximo.run.checkpoint_lookup import refuse_neither
-
-    refuse_neither(folder)
+        refuse_neither(folder)
 
 
 def check_new_file(path: Path | None) -> None:
@@ -105,11 +99,3 @@ def check_new_file(path: Path | None) -> None:
             pass
     except OSError as error:
         raise UserError(f"the file {path} cannot be written ({error.strerror}): give one elsewhere") from error
-
-
-def check_run_folder(run: Path) -> None:
-    """Raises RunFolderError if `run` is not a folder. Imports no torch, which takes seconds."""
-    if run.is_file():
-        raise RunFolderError(f"{run} is a file, not a run folder")
-    if not run.is_dir():
-        raise RunFolderError(not_there(str(run), "run folder"))

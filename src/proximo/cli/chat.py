@@ -1,6 +1,5 @@
 """`proximo chat`: a dialogue at the terminal or over a pipe, with the model of `commands/chat_session.py`."""
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -49,16 +48,13 @@ def chat(
     """
     check_model_path(model)
     with loading():
-        from proximo.commands.chat_session import Dialogue, DialogueOptions
+        from proximo.commands.chat_session import Dialogue
     from proximo.rollout.sampling import SamplingOptions
 
     sampling = SamplingOptions(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy
     )
-    options = DialogueOptions(sampling=sampling, seed=seed, system=system, checkpoint=checkpoint)
-    dialogue = Dialogue(model, options)
-    if dialogue.has_environment:
-        print(f"note: {model} played an environment, which a chat does not: proximo evaluate {model}", file=sys.stderr)
+    dialogue = Dialogue(model, sampling, seed=seed, system=system, checkpoint=checkpoint)
     interactive = sys.stdin.isatty()
     if interactive:
         mode = "its chat template" if dialogue.has_template else "plain continuation: it has no chat template"
@@ -114,9 +110,3 @@ def _turn(dialogue: "Dialogue", line: str, *, interactive: bool) -> None:
             if answer.forgot:
                 print("(the oldest turns no longer fit and were removed)", file=sys.stderr)
             print(answer.text, flush=True)
-            calls = [
-                f"calls {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
-                for call in answer.turn.calls
-            ]
-            for note in (*calls, *answer.turn.malformed):
-                print(f"(no tool is run: {note})", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from dataclasses import dataclass
 from importlib.metadata import requires, version
 
@@ -10,7 +11,6 @@ import typer
 from proximo.checkpoint.environment import installed_version
 from proximo.message_text import address
 
-app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
 DEVELOPMENT = ("docs", "test")
@@ -63,19 +63,19 @@ def _device() -> Finding:
         return Finding("mps")
     return Finding(
         f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator that torch can use was found",
-        _why_no_cuda(torch.__version__, torch.version.cuda),
+        f"NVIDIA's driver is installed, but torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no device: "
+        "check its build and `nvidia-smi`"
+        if _has_nvidia_driver()
+        else None,
     )
 
 
-def _why_no_cuda(torch: str, cuda: str | None) -> str | None:
-    """Advice if NVIDIA's driver is installed but torch finds no device; None without the driver."""
-    from proximo.commands.dry_run import has_nvidia_driver
-
-    if not has_nvidia_driver():
-        return None
-    if cuda is None:
-        return f"NVIDIA's driver is installed, but torch {torch} is built without CUDA: install a build with CUDA"
-    return f"torch {torch} is for CUDA {cuda}: check that `nvidia-smi` shows a device and that the driver is new enough"
+def _has_nvidia_driver() -> bool:
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _precision() -> Finding:
@@ -154,18 +154,19 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 """Name of a check -> the function that makes it, in the order of the output."""
 
 
-@app.callback()
-def doctor(context: typer.Context) -> None:
+def add_to(app: typer.Typer) -> None:
+    """Add `proximo doctor` to the command line."""
+    app.command()(doctor)
+
+
+def doctor() -> None:
     """Report what a run would find on this machine, and what to do if something is missing.
 
-    Versions, device, precision, kernels, memory, the sandbox and the extras.
+    Versions, device, precision, kernels, which are compiled if needed, memory, the sandbox and the extras.
 
     \b
     proximo doctor
-    proximo doctor kernels                    the kernels in C, compiled if needed
     """
-    if context.invoked_subcommand is not None:
-        return
     for name, check in CHECKS.items():
         try:
             finding = check()
@@ -174,13 +175,3 @@ def doctor(context: typer.Context) -> None:
         print(f"{name:12}{finding.found}", flush=True)
         if finding.advice is not None:
             print(f"{'':12}-> {finding.advice}", flush=True)
-
-
-@app.command()
-def kernels() -> int:
-    """Compile and load the kernels in C, which are faster on a CPU. Exit status 1, with the reason, if that fails."""
-    from proximo.kernels import kernels_of
-
-    reason = kernels_of("cpu").why_missing()
-    print(f"kernels in C: {kernels_of('cpu').description()}" if reason is None else reason)
-    return int(reason is not None)

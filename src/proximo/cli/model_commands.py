@@ -13,10 +13,8 @@ from proximo.cli.arguments import (
     RunOrModel,
     check_model_path,
     check_new_file,
-    check_run_folder,
     lines_of_stdin,
     loading,
-    refuse_other_folder,
 )
 from proximo.config.functions import function_problem
 from proximo.errors import UserError
@@ -72,7 +70,7 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate runs/ppo --output answers.jsonl --engine vllm < prompts.txt
     """
     check_model_path(model)
-    _check_reward(reward, keep=keep, num_samples=num_samples)
+    _check_reward(reward)
     check_new_file(output)
     texts = prompts or _prompts_from_stdin()
     with loading():
@@ -111,18 +109,14 @@ def _prompts_from_stdin() -> list[str]:
     return prompts
 
 
-def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> None:
-    if keep is not None and reward is None:
-        raise UserError("--keep selects the best responses and needs --reward to rank them")
-    if keep is not None and keep > num_samples:
-        raise UserError(f"--keep {keep} chooses among --num-samples {num_samples}: give a smaller number")
+def _check_reward(reward: str | None) -> None:
     if reward is None:
         return
     if not IMPORT_PATH.fullmatch(reward):
         check_model_path(reward)
         return
     with functions_of_the_working_directory():
-        if problem := function_problem(reward, may_be_async=True):
+        if problem := function_problem(reward):
             raise UserError(f"--reward: {problem}")
 
 
@@ -146,21 +140,24 @@ def evaluate(
     proximo evaluate runs/ppo --greedy
     proximo evaluate runs/ppo --engine local           another engine than the run's
     """
-    check_run_folder(run)
-    refuse_other_folder(run)
+    from proximo.run.checkpoint_lookup import find_run
+
+    find_run(run)  # again later, but before torch is imported
     check_new_file(output)
     with loading():
         from proximo.commands.evaluate import run_evaluate
 
-    settings = {
-        "evaluation_samples_per_prompt": samples_per_prompt,
-        "solved_score": solved_score,
-        "evaluate_greedy": greedy or None,
-        "engine": engine,
-    }
-    changes = {key: value for key, value in settings.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, settings=changes)
+        return run_evaluate(
+            run,
+            checkpoint=checkpoint,
+            num_prompts=num_prompts,
+            output=output,
+            samples_per_prompt=samples_per_prompt,
+            solved_score=solved_score,
+            greedy=greedy or None,
+            engine=engine,
+        )
 
 
 def export(
@@ -182,22 +179,14 @@ def export(
     proximo export runs/ppo models/critic --role value
     proximo export runs/ppo models/mine --merge --push me/mine --private
     """
-    check_run_folder(run)
-    refuse_other_folder(run)
     from proximo.checkpoint.run_folder import check_new_folder
+    from proximo.run.checkpoint_lookup import find_run
     from proximo.run.preflight import check_push_name
 
+    find_run(run)  # all again later, but before torch is imported
     check_push_name(push, private=private)
     check_new_folder(out)
     with loading():
-        from proximo.commands.export import ExportOptions, run_export
+        from proximo.commands.export import run_export
 
-    options = ExportOptions(
-        role=role,
-        checkpoint=checkpoint,
-        merge=merge,
-        dtype=dtype,
-        push=push,
-        private=private,
-    )
-    return run_export(run, out, options)
+    return run_export(run, out, role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private)

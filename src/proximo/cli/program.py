@@ -2,13 +2,12 @@
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
-from functools import cache
+from contextlib import redirect_stdout
+from functools import cache, partial
 from importlib.metadata import entry_points, version
-from inspect import cleandoc
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,17 +26,14 @@ from proximo.message_text import with_addresses
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
-SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
-"""Matches a config key that is written as an option, for example `--ppo.num_steps=3`."""
 HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS)
-for commands in (training, recipe_commands, model_commands, reporting, chat):
+for commands in (training, recipe_commands, model_commands, reporting, chat, doctor):
     commands.add_to(app)
 app.add_typer(recipes.recipes_app, name="recipes")
 app.add_typer(recipes.config_app, name="config")
-app.add_typer(doctor.app, name="doctor")
 app.add_typer(engine.app, name="engine")
 
 
@@ -53,14 +49,19 @@ def main(argv: Sequence[str]) -> int:
         _register_installed_trainers()
         training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)
-        if HELP_OPTIONS.intersection(arguments):
-            _name_pages(command)
-        status = command.main(args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
+        run = partial(command.main, args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
+        if not HELP_OPTIONS.intersection(arguments):
+            status = run()
+        else:
+            with redirect_stdout(io.StringIO()) as help_text:
+                status = run()
+            print(with_addresses(help_text.getvalue()), end="")
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
-        hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
-        return _refuse(f"{error.format_message()} ({hint})", 2)
+        names = typer.main.get_group(app).commands
+        command = f"{arguments[0]} " if arguments[0] in names else ""
+        return _refuse(f"{error.format_message()} (`proximo {command}--help` tells more)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BaseException as error:
@@ -84,22 +85,6 @@ def _register_installed_trainers() -> None:
                 f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; fix "
                 "or remove that package"
             ) from error
-
-
-def _name_pages(command: Any) -> None:
-    """Put the addresses of the pages into the help texts of a command, its parameters and its subcommands.
-
-    A paragraph with an address keeps its lines, because an address wrapped at a hyphen would be broken.
-    """
-    for parameter in command.params:
-        parameter.help = parameter.help and with_addresses(parameter.help)
-    paragraphs = [(text, with_addresses(text)) for text in cleandoc(command.help or "").split("\n\n")]
-    command.help = "\n\n".join(
-        addressed if text == addressed or text.startswith("\b") else f"\b\n{addressed}"
-        for text, addressed in paragraphs
-    )
-    for other in getattr(command, "commands", {}).values():
-        _name_pages(other)
 
 
 def _known_failure(error: BaseException) -> str | None:
@@ -148,20 +133,6 @@ def explicit_resume(arguments: Sequence[str]) -> list[str]:
 def _refuse(message: str, status: int) -> int:
     print(f"error: {redacted(message)}", file=sys.stderr)
     return status
-
-
-def _setting_hint(arguments: Sequence[str]) -> str | None:
-    """A hint for the first config key that was written as an option; None if there is none."""
-    for argument in arguments[1:]:
-        if setting := SETTING.fullmatch(argument):
-            return f"settings are written without dashes: {setting[1]}{setting[2] or '=VALUE'}"
-    return None
-
-
-def _command_of(arguments: Sequence[str]) -> str:
-    """The command's name and a space if the arguments begin with a command, else the empty string."""
-    names = typer.main.get_group(app).commands
-    return f"{arguments[0]} " if arguments[0] in names else ""
 
 
 def _print_version(wanted: bool) -> None:

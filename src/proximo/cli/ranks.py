@@ -24,16 +24,12 @@ MOST_DIFFERENCES = 8
 """Number of differences between two ranks that a message lists."""
 
 
-def num_ranks(recipe: "Recipe") -> int:
-    """How many ranks the command starts on this machine; the same for all stages of a pipeline."""
-    return max((stage.devices.num or 1 for _, stage in recipe.given_stages()), default=1)
-
-
 def check_ranks(recipe: "Recipe", place: Place | None) -> None:
     """Raises ConfigError if the recipe cannot run on the ranks that were started, or that it asks for."""
-    from proximo.config.devices import devices_problem
+    from proximo.config.devices import devices_conflicts
 
-    wanted, size = num_ranks(recipe), num_ranks(recipe) if place is None else place.size
+    wanted = recipe.num_ranks
+    size = wanted if place is None else place.size
     if place is not None and size != wanted and any(stage.devices.num for _, stage in recipe.given_stages()):
         raise ConfigError(
             f"devices.num is {wanted}, but {place.starter} started {size} ranks: set devices.num to {size}, or "
@@ -46,18 +42,8 @@ def check_ranks(recipe: "Recipe", place: Place | None) -> None:
             f"devices.num is {wanted}, but torchrun started one rank: remove torchrun, or remove devices.num and give "
             f"torchrun --nproc-per-node={wanted}"
         )
-    for prefix, stage in recipe.given_stages():
-        for key, section in stage.sections().items():
-            device = getattr(section, "device", None)
-            numbered = key == "run" and (":" in str(device) or device == "mps")
-            if device is not None and (numbered or key != "run"):
-                raise ConfigError(
-                    f"{prefix}{key}.device is {device}, but each of {size} ranks has one device, the CUDA device of "
-                    f"its number or the CPU, for all its models: "
-                    f"{'use auto, cpu or cuda' if key == 'run' else 'remove it'}, or run on one rank"
-                )
-    if problem := devices_problem(recipe, size):
-        raise ConfigError(problem)
+    for conflict in devices_conflicts(recipe, size):
+        raise ConfigError(conflict)
 
 
 def _check_same(world: World, recipe: "Recipe") -> None:

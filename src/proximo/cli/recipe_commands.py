@@ -79,11 +79,11 @@ def parse_bytes(text: str) -> int:
 
 def _num_ranks(recipe: "Recipe", devices: int | None) -> int:
     """Raises ConfigError if the recipe cannot run on that many ranks."""
-    from proximo.config.devices import devices_problem
+    from proximo.config.devices import devices_conflicts
 
     num_ranks = devices or recipe.devices.num or 1
-    if problem := devices_problem(recipe, num_ranks):
-        raise ConfigError(problem)
+    for conflict in devices_conflicts(recipe, num_ranks):
+        raise ConfigError(conflict)
     return num_ranks
 
 
@@ -127,25 +127,17 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
 
     On SIGTERM or Ctrl-C it finishes the running requests and ends. docs/remote-rewards.md.
     """
-    from proximo.commands.serve_options import ServeOptions, check_options
+    from proximo.commands.serve_options import check_options
     from proximo.config.loader import load_reward_section
     from proximo.run.preflight import check_reward_inputs
 
-    options = ServeOptions(
-        host=host,
-        port=port,
-        token_env=token_env,
-        without_token=without_token,
-        concurrency=concurrency,
-        queue_size=queue_size,
-        request_mib=request_mib,
-        grace_seconds=grace_seconds,
-    )
-    check_options(options)
+    check_options(host, token_env=token_env, without_token=without_token)
     sources = load_reward_section(recipe, overrides or ())
     with functions_of_the_working_directory():
         check_reward_inputs(sources)
         with loading():
             from proximo.commands.serve_reward import serve
+        from proximo.rewards.service import ServiceLimits
 
-        return serve(sources, options)
+        limits = ServiceLimits(concurrency=concurrency, queue_size=queue_size, request_bytes=request_mib * 2**20)
+        return serve(sources, (host, port), token_env=token_env, limits=limits, grace_seconds=grace_seconds)

@@ -1,20 +1,16 @@
-"""`proximo recipes` lists, prints and copies the recipes of the package; `proximo config` prints and checks recipes."""
+"""`proximo recipes` lists, prints and copies the recipes of the package; `proximo config` prints recipes."""
 
 import json
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from proximo.cli.arguments import Overrides, RecipeName
 from proximo.config.shipped import shipped_recipe, shipped_recipes
 from proximo.errors import ConfigError
-from proximo.message_text import with_addresses
-from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
-
-if TYPE_CHECKING:  # importing the schemas would slow down --help
-    from proximo.config.loader import LoadedRecipe
+from proximo.trainer_kinds import recipe_kind, recipe_kinds
 
 recipes_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 config_app = typer.Typer(rich_markup_mode=None)
@@ -84,7 +80,6 @@ def config() -> None:
 
     \b
     proximo config show ppo ppo.advantage.gae_lambda=1  every key with its value in effect
-    proximo config check my.yaml              one line, or every mistake
     proximo config schema ppo                 JSON schema, for an editor
 
     docs/configuration.md is the reference of all keys.
@@ -94,38 +89,22 @@ def config() -> None:
 @config_app.command()
 def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Print every key of a recipe with its value in effect, as YAML that is itself a recipe."""
-    from proximo.config.loader import resolved_yaml
+    from proximo.config.loader import load_recipe, resolved_yaml
 
-    print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
-
-
-@config_app.command()
-def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
-    """Check whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
-    from proximo.config.ineffective_keys import ineffective_keys
-
-    loaded = _load(recipe, overrides, kind)
-    for sentence in ineffective_keys(loaded.recipe):
-        print(f"note: {sentence}")
-    print(f"{loaded.origin} is a valid {kind_of(recipe, kind)} recipe")
+    print(resolved_yaml(load_recipe(kind_of(recipe, kind), recipe, overrides or ()).recipe), end="")
 
 
 @config_app.command()
 def schema(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="A command that takes a recipe.")] = None,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A command that takes a recipe.")],
 ) -> None:
-    """Print the JSON schema of a kind of recipe, or of all."""
-    print(json.dumps(_with_addresses(json_schema(kind if kind is None else _known(kind))), indent=2))
+    """Print the JSON schema of a kind of recipe."""
+    print(json.dumps(json_schema(_known(kind)), indent=2))
 
 
-def json_schema(kind: str | None = None) -> dict[str, Any]:
-    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
-    from pydantic.json_schema import models_json_schema
-
-    if kind is not None:
-        return _with_names(recipe_kind(kind).schema.model_json_schema())
-    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
-    return _with_names({"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema})
+def json_schema(kind: str) -> dict[str, Any]:
+    """JSON schema of a kind of recipe."""
+    return _with_names(recipe_kind(kind).schema.model_json_schema())
 
 
 def _with_names(node: Any) -> Any:
@@ -141,34 +120,14 @@ def _with_names(node: Any) -> Any:
     return {"anyOf": [union, {"enum": list(node["discriminator"]["mapping"])}], **named}
 
 
-def _with_addresses(node: Any) -> Any:
-    """The same JSON with the addresses of the pages that its texts name."""
-    if isinstance(node, dict):
-        return {key: _with_addresses(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_with_addresses(value) for value in node]
-    return with_addresses(node) if isinstance(node, str) else node
-
-
-def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":
-    from proximo.config.loader import load_recipe
-
-    return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
-
-
 def kind_of(recipe: str, kind: str | None) -> str:
     """The command that a recipe is for: `kind` if given, else inferred from its keys.
 
     Raises ConfigError if it is unclear.
     """
-    from proximo.config.loader import read_document
+    from proximo.config import loader
 
-    if kind is not None:
-        return _known(kind)
-    guess = recognise(read_document(recipe).data)
-    if guess is None:
-        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind={_names()}")
-    return guess.name
+    return loader.kind_of(loader.read_document(recipe)) if kind is None else _known(kind)
 
 
 def _known(kind: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli.arguments import check_run_folder, loading
+from proximo.cli.arguments import loading
 from proximo.errors import UserError
 
 NICENESS = 10
@@ -48,8 +48,6 @@ def report(
     proximo report runs/kl-*                  side by side, in comparison.html
     proximo report runs/a runs/b --out a-and-b.html
     """
-    for run in runs:
-        check_run_folder(run)
     if follow and len(runs) > 1:
         raise UserError(f"--follow is for one run, got {len(runs)}: leave it out, or give one")
     with loading("matplotlib"):

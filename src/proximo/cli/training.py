@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli.arguments import Overrides, RecipeName, loading
-from proximo.cli.ranks import check_ranks, num_ranks, run_rank
+from proximo.cli.ranks import check_ranks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
-from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 from proximo.user_code import functions_of_the_working_directory
@@ -23,7 +22,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the recipe and print a preview; load no model, write nothing.")
 ]
 Resume = Annotated[
-    str,
+    Literal["never", "must", "auto"],
     typer.Option(
         "--resume",
         metavar="[=auto]",
@@ -72,14 +71,12 @@ def _command(kind: str) -> Callable[..., int]:
         allow_changed_rewards: ChangedRewards = False,
         quiet: Quiet = False,
     ) -> int:
-        if "auto" in (recipe, *(overrides or ())) and resume == "must":
-            raise ConfigError("use --resume or --resume=auto, with an equals sign and without a space")
         place = find_place()
 
         def prepare() -> tuple["Recipe", RunOptions]:
             loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
-                resume=_resume(resume, overwrite=overwrite),
+                resume=resume,
                 overwrite=overwrite,
                 allow_different_environment=allow_different_environment,
                 allow_changed_rewards=allow_changed_rewards,
@@ -101,7 +98,7 @@ def _command(kind: str) -> Callable[..., int]:
             if place is not None:
                 return run_rank(place, prepare, run=_run)
             given, options = prepare()
-            if (num := num_ranks(given)) > 1:
+            if (num := given.num_ranks) > 1:
                 from proximo.distributed.launch import launch
 
                 command = [sys.executable, "-P", "-m", "proximo", *context.obj]
@@ -128,12 +125,3 @@ def _run(recipe: "Recipe", options: RunOptions) -> int:
     with loading(quiet=options.quiet):
         from proximo.commands.pipeline.run import run_recipe
     return run_recipe(recipe, options)
-
-
-def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:
-    if overwrite and value != "never":
-        raise ConfigError("--overwrite replaces the run in the folder, but --resume continues it: choose one")
-    match value:
-        case "never" | "must" | "auto":
-            return value
-    raise ConfigError(f"use --resume or --resume=auto, got --resume={value}")

@@ -1,36 +1,16 @@
 """A chat session with a trained model, for the terminal (`cli/chat.py`) or a program."""
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.commands.generate import load_engine
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.environments.tool_calls import ToolTurn, parse
-from proximo.environments.turn_renderer import TurnRenderer
-from proximo.errors import DataError, ModelError, RunFolderError, UserError
+from proximo.errors import DataError, UserError
 from proximo.models.pretrained.vocabulary import load_tokenizer
 from proximo.records import Message
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.checkpoint_lookup import find_run, language_model_path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DialogueOptions:
-    """Options of sampling and of the session."""
-
-    sampling: SamplingOptions
-    seed: int = 0
-    """The same seed and the same turns give the same answers."""
-    system: str | None = None
-    """The system prompt; for models with a chat template."""
-    checkpoint: str = "latest"
-    """If the model is a run: `latest`, `best` or `step-N`."""
-    device: str = "auto"
+from proximo.run.checkpoint_lookup import language_model_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +20,6 @@ class Answer:
     text: str
     forgot: bool
     """True if the oldest turns were dropped because they no longer fit into the model's context."""
-    turn: ToolTurn
-    """Its calls of tools in the style of the chat template; nobody makes them."""
 
 
 class Dialogue:
@@ -51,26 +29,31 @@ class Dialogue:
     continues a text in which each turn is a line.
     """
 
-    def __init__(self, model: str, options: DialogueOptions) -> None:
-        """Raises ModelError or RunFolderError if the model cannot be loaded, UserError for wrong options."""
-        path = language_model_path(model, options.checkpoint)
+    def __init__(
+        self,
+        model: str,
+        sampling: SamplingOptions,
+        *,
+        seed: int = 0,
+        system: str | None = None,
+        checkpoint: str = "latest",
+    ) -> None:
+        """`seed`: the same one and the same turns give the same answers. `system`: for models with a chat template.
+
+        Raises ModelError or RunFolderError if the model cannot be loaded, UserError for wrong options.
+        """
+        path = language_model_path(model, checkpoint)
         self.tokenizer = load_tokenizer(path)
         self.has_template = self.tokenizer.chat_template is not None
-        if options.system is not None and not self.has_template:
+        if system is not None and not self.has_template:
             raise UserError(f"{path} has no chat template, so it cannot take a system message: remove it")
-        self.has_environment = _has_environment(model)
-        """Whether this is a run in an environment. A dialogue plays none."""
-        self._renderer: TurnRenderer | None = None
-        if self.has_template:
-            with suppress(ModelError):  # a template of one turn
-                self._renderer = TurnRenderer(self.tokenizer)
-        self.options = options
-        language, self._engine = load_engine(path, self.tokenizer, device=options.device)
+        self._sampling, self._seed, self._system = sampling, seed, system
+        language, self._engine = load_engine(path, self.tokenizer, device="auto")
         limit = language.position_limit
-        self._room = None if limit is None else limit - options.sampling.max_new_tokens
+        self._room = None if limit is None else limit - sampling.max_new_tokens
         if self._room is not None and self._room < 1:
             raise UserError(
-                f"max_new_tokens ({options.sampling.max_new_tokens}) leaves no room for a question: the model has "
+                f"max_new_tokens ({sampling.max_new_tokens}) leaves no room for a question: the model has "
                 f"{limit} positions"
             )
         self._turns: tuple[Message, ...] = ()
@@ -83,26 +66,15 @@ class Dialogue:
         """The model's reply. Raises UserError if the text alone is too long; the conversation is then unchanged."""
         asked: tuple[Message, ...] = (*self._turns, {"role": "user", "content": text})
         values = {"messages": list(asked)} if self.has_template else {"prompt": _as_text(asked)}
-        how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self.options.system)
+        how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self._system)
         try:
             (prompt,), report = load_prompts([Row(source="chat", number=1, values=values)], self.tokenizer, how)
         except DataError as error:
             raise UserError(f"the chat template failed: {error}") from error
-        key = RandomKey(seed=self.options.seed, purpose="chat", step=len(self._turns))
-        (response,) = self._engine.generate([prompt], num_samples=1, options=self.options.sampling, key=key)
+        key = RandomKey(seed=self._seed, purpose="chat", step=len(self._turns))
+        (response,) = self._engine.generate([prompt], num_samples=1, options=self._sampling, key=key)
         self._turns = (*asked, {"role": "assistant", "content": response.text})
-        turn, renderer = ToolTurn(), self._renderer
-        if renderer is not None:
-            turn = parse(renderer.visible_text(prompt.token_ids, response.token_ids), renderer.tool_style)
-        return Answer(text=response.text, forgot=bool(report.num_truncated), turn=turn)
-
-
-def _has_environment(model: str) -> bool:
-    try:
-        config = json.loads((find_run(Path(model).expanduser()) / RESOLVED_CONFIG).read_bytes())
-    except (RunFolderError, OSError, ValueError):  # a model, or a run that began with nothing
-        return False
-    return bool(config.get("environment"))
+        return Answer(text=response.text, forgot=bool(report.num_truncated))
 
 
 def _as_text(turns: Sequence[Message]) -> str:

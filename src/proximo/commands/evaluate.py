@@ -50,10 +50,10 @@ def run_evaluate(
     checkpoint: str = "latest",
     num_prompts: int | None,
     output: Path | None,
-    settings: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> int:
-    """Evaluate, print the metrics, and write every sample to `output` if given. Raises what `evaluate` raises."""
-    evaluation = evaluate(folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
+    """Evaluate, print the metrics, and write every sample to `output` if given. As `evaluate` for the rest."""
+    evaluation = evaluate(folder, checkpoint=checkpoint, num_prompts=num_prompts, **settings)
     Console().print(evaluation.table)
     if output is not None:
         unfinished = temporary_beside(output)
@@ -72,11 +72,12 @@ def evaluate(
     *,
     checkpoint: str = "latest",
     num_prompts: int | None = None,
-    settings: Mapping[str, Any] | None = None,
+    samples_per_prompt: int | None = None,
+    solved_score: float | None = None,
+    greedy: bool | None = None,
+    engine: str | None = None,
 ) -> Evaluation:
-    """Evaluate a checkpoint as the run did.
-
-    `settings`: rollout settings of the evaluation, and the engine, that differ from the run's.
+    """Evaluate a checkpoint as the run did, except for the settings that are given. `engine`: as for `generate`.
 
     Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data or `num_prompts` is
     below 1.
@@ -85,8 +86,14 @@ def evaluate(
         raise UserError(f"num_prompts of an evaluation is at least 1, got {num_prompts}")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
+    settings = {
+        "evaluation_samples_per_prompt": samples_per_prompt,
+        "solved_score": solved_score,
+        "evaluate_greedy": greedy,
+        "engine": engine,
+    }
     with kept_working_directory():
-        task = build_task(run, settings or {})
+        task = build_task(run, {name: value for name, value in settings.items() if value is not None})
     with closing(task):
         _warn_of_changes(run, found, task)
         task.restore(found)

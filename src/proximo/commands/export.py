@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,54 +32,48 @@ DType = Literal["float32", "bfloat16"]
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportOptions:
-    """Which model to export, and how. Raises UserError for an unknown value."""
-
-    role: Role | None = None
-    """None: the model that the run trained."""
-    checkpoint: str = "latest"
-    """`latest`, `best` or `step-N`."""
-    merge: bool = False
-    """Merge an adapter into its base; otherwise the folder holds the adapter alone."""
-    dtype: DType | None = None
-    """None keeps the saved dtype."""
-    push: str | None = None
-    """Also upload the folder to the Hub under this name; None uploads nothing."""
-    private: bool = False
-    """Whether a repository that `push` creates is private."""
-
-    def __post_init__(self) -> None:
-        check_push_name(self.push, private=self.private)
-        for name, kinds in {"role": Role, "dtype": DType}.items():
-            if (given := getattr(self, name)) not in (None, *get_args(kinds)):
-                raise UserError(f"{name} of an export is one of {', '.join(get_args(kinds))}, got {given!r}")
-
-
-def run_export(run: Path, out: Path, options: ExportOptions) -> int:
+def run_export(
+    run: Path,
+    out: Path,
+    *,
+    role: Role | None = None,
+    checkpoint: str = "latest",
+    merge: bool = False,
+    dtype: DType | None = None,
+    push: str | None = None,
+    private: bool = False,
+) -> int:
     """Write the folder `out` atomically, with tokenizer, chat template, generation config and model card.
 
-    Raises RunFolderError if `out` cannot be a new folder or the run has no such model, ModelError if a base cannot be
-    loaded, and ProximoError if the folder was written but the upload failed.
+    `role`: None for the model that the run trained. `merge`: an adapter into its base; else the folder holds the
+    adapter alone. `dtype`: None keeps the saved one. `push`: also upload the folder to the Hub under this name,
+    `private` if it is created.
+
+    Raises UserError for an unknown role or dtype, RunFolderError if `out` cannot be a new folder or the run has no such
+    model, ModelError if a base cannot be loaded, and ProximoError if the folder was written but the upload failed.
     """
+    check_push_name(push, private=private)
+    for name, given, known in (("role", role, get_args(Role)), ("dtype", dtype, get_args(DType))):
+        if given not in (None, *known):
+            raise UserError(f"{name} of an export is one of {', '.join(known)}, got {given!r}")
     check_new_folder(out)
-    found = find_model(run, options.checkpoint, options.role)
+    found = find_model(run, checkpoint, role)
     source = found.folder
-    if options.push is not None:
-        _check_pushable(source, merge=options.merge)
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    if push is not None:
+        _check_pushable(source, merge=merge)
 
     def add_card(folder: Path) -> None:
         write_card(folder, find_run(run), role=source.name, step=found.step)
 
-    export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
+    weights = None if dtype is None else getattr(torch, dtype)
+    export_model(source, out, merge=merge, dtype=weights, finish=add_card)
     print(f"{out}: {source.name} of {source.parent}")
-    if options.push is not None:
+    if push is not None:
         message = f"Step {found.step} of {find_run(run).name}"
         try:
-            print(push_folder(out, options.push, private=options.private, message=message).url)
+            print(push_folder(out, push, private=private, message=message).url)
         except ProximoError as error:
-            upload = f"hf upload {options.push} {out}"
+            upload = f"hf upload {push} {out}"
             raise ProximoError(f"{out} is written, but {error} Then `{upload}` does the rest") from error
     return 0
 

@@ -16,7 +16,8 @@ from proximo.metrics.run_files import Run, read_run
 from proximo.trainer_kinds import trainer_kinds
 
 COMPARISON = "comparison.html"
-FOLLOWED = ("metrics.jsonl", "outcome.json")
+METRICS = "metrics.jsonl"
+FOLLOWED = (METRICS, "outcome.json")
 """Files that change when a run has taken a step or has ended."""
 FOLLOW_SECONDS, REST = 5, 10
 LAST_STAGE = "ppo"
@@ -36,13 +37,23 @@ class MadeReport:
     """Whether the page reloads itself, since the run has not ended."""
 
 
-def make_report(run: Path, out: Path | None = None) -> MadeReport:
+def make_report(run: Path, out: Path | None = None, *, follow: bool = False) -> MadeReport:
     """Write the page of a run or a pipeline to `out`, by default `report.html` in its folder.
+
+    `follow`: a page that reloads itself, if the run has not ended.
 
     Raises RunFolderError for a folder without a run, or a run without lines, and UserError for an `out` that cannot be
     written or is not a report page.
     """
-    return _make(run, out)
+    out = out or run / REPORT_NAME
+    begun = _begun(run)
+    check_page_file(out)
+    is_pipeline = not (run / METRICS).is_file()
+    runs = [read_run(stage) for stage in stage_folders(run)] if is_pipeline else begun
+    follow = follow and not _has_ended(runs, is_pipeline=is_pipeline)
+    page = report_page(runs, title=run.resolve().name, reload_seconds=FOLLOW_SECONDS if follow else None)
+    alarms = [text for each in runs for text in _alarms(each.name, each)]
+    return MadeReport(page=_written(out, page), alarms=alarms, follows=follow)
 
 
 def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
@@ -57,7 +68,7 @@ def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
         while True:
             signature, start = _signature(run), time.process_time()
             if signature != seen and any(signature):
-                made = _make(run, out, follow=True)
+                made = make_report(run, out, follow=True)
                 seen = signature
                 yield made
                 if not made.follows:
@@ -65,20 +76,8 @@ def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
             time.sleep(max(FOLLOW_SECONDS, REST * (time.process_time() - start)))
     except KeyboardInterrupt:
         if seen is not None:
-            _make(run, out)
+            make_report(run, out)
         raise
-
-
-def _make(run: Path, out: Path | None, *, follow: bool = False) -> MadeReport:
-    check_page_file(out)
-    begun = _stages(run)
-    _refuse_nothing_to_report(begun)
-    _check_permissions(out or run / REPORT_NAME)
-    runs = [read_run(stage) for stage in (begun if begun == [run] else stage_folders(run))]
-    follow = follow and not _has_ended(runs, is_pipeline=begun != [run])
-    page = report_page(runs, title=run.resolve().name, reload_seconds=FOLLOW_SECONDS if follow else None)
-    alarms = [text for each in runs for text in _alarms(each.name, each)]
-    return MadeReport(page=_written(out or run / REPORT_NAME, page), alarms=alarms, follows=follow)
 
 
 def _signature(run: Path) -> tuple[tuple[int, int] | None, ...]:
@@ -129,20 +128,18 @@ def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
     return MadeReport(page=_written(out, comparison_page(groups)), alarms=alarms)
 
 
-def check_page_file(path: Path | None) -> None:
+def check_page_file(path: Path) -> None:
     """Raises UserError if a page cannot be written to `path`, or would replace a file that is not a page of Proximo."""
-    if path is None:
-        return
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
-        if not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-        _check_permissions(path)
-        if path.exists() and not is_page(path):
-            raise UserError(f"{path} is not a page of Proximo and is left as it is: give another file")
-    except OSError as error:
-        raise UserError(f"the file {path} cannot be read ({error.strerror}): give another one") from error
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"the page {path} cannot be written: the permissions of {path.parent} refuse it; give another out"
+        )
+    if path.exists() and not is_page(path):
+        raise UserError(f"{path} is not a page of Proximo and is left as it is: give another file")
 
 
 def _written(path: Path, page: str) -> Path:
@@ -150,23 +147,22 @@ def _written(path: Path, page: str) -> Path:
         return write_page(path, page)
 
 
-def _check_permissions(page: Path) -> None:
-    if not os.access(page.parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"the page {page} cannot be written: the permissions of {page.parent} refuse it; give another out"
-        )
+def _begun(run: Path) -> list[Run]:
+    """The run itself, or the stages of a pipeline that have begun.
 
-
-def _stages(run: Path) -> list[Path]:
-    """The run itself, or the stages of a pipeline that have begun. Raises RunFolderError if there are none."""
+    Raises RunFolderError if there are none, or none has a line of metrics or an outcome, as a run that failed at once.
+    """
     if not run.is_dir():
         raise RunFolderError(f"there is no run folder {run}")
-    stages = stage_folders(run)
-    if (run / "metrics.jsonl").is_file():
-        return [run]
-    if begun := [stage for stage in stages if (stage / "metrics.jsonl").is_file()]:
-        return begun
-    raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
+    folders = [folder for folder in (run, *stage_folders(run)) if (folder / METRICS).is_file()]
+    if not folders:
+        raise RunFolderError(f"{run} holds no run: there is no file {METRICS} in it or in a stage below it")
+    begun = [read_run(folder) for folder in (folders[:1] if folders[0] == run else folders)]
+    if not any(each.lines or each.outcome is not None for each in begun):
+        unreadable = begun[0].num_unreadable
+        what = f"none of its {unreadable} lines can be read" if unreadable else "it is empty"
+        raise RunFolderError(f"the run in {folders[0]} has no line yet to report: {folders[0] / METRICS}: {what}")
+    return begun
 
 
 def _groups(runs: Sequence[NamedRun]) -> Iterator[Sequence[NamedRun]]:
@@ -189,24 +185,12 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _named(folder: Path, label: str, colour: int) -> Sequence[NamedRun]:
     """The run, or the stages of a pipeline that have metrics. Raises RunFolderError if there are none."""
-    stages = _stages(folder)
-    runs = [NamedRun(label=label, colour=colour, run=read_run(stage), is_stage=stage != folder) for stage in stages]
+    is_stage = not (folder / METRICS).is_file()
+    runs = [NamedRun(label=label, colour=colour, run=each, is_stage=is_stage) for each in _begun(folder)]
     if known := [run for run in runs if trainer_by_metrics(run.run.names) is not None]:
         return known
-    _refuse_nothing_to_report(stages)
     raise RunFolderError(f"the run in {folder} has recorded no metric, so there is nothing to compare")
 
 
 def _alarms(label: str, run: Run) -> list[str]:
     return [f"{label}: {each.severity}: {each.text}" for each in run_alarms(run)]
-
-
-def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
-    """Raises RunFolderError if no stage has a metrics line or an outcome. A run that failed at once has an outcome."""
-    runs = [read_run(stage) for stage in stages]
-    if any(run.lines or run.outcome is not None for run in runs):
-        return
-    log, unreadable = stages[0] / "metrics.jsonl", runs[0].num_unreadable
-    if unreadable:
-        raise RunFolderError(f"{log} is not a metrics file: none of its {unreadable} lines can be read")
-    raise RunFolderError(f"the run in {stages[0]} has no line yet to report: {log} is empty")

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 
 import uvicorn
 
-from proximo.commands.serve_options import ServeOptions
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.sources import ModelRewardConfig, RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
@@ -28,20 +27,26 @@ TOKENS_PER_MICROBATCH = 8192
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
+def serve(
+    configs: Sequence[RewardSourceConfig],
+    address: tuple[str, int],
+    *,
+    token_env: str | None,
+    limits: ServiceLimits,
+    grace_seconds: int,
+) -> int:
     """Serves the weighted sum of the sources. Returns 128 + the number of the signal that ended it.
+
+    `grace_seconds`: after the signal, in which running requests may finish.
 
     Raises ConfigError if the address cannot be bound, and what building a source raises.
     """
     with ExitStack() as stack:
-        listener = stack.enter_context(_listening(options))
+        listener = stack.enter_context(_listening(*address))
         sources = [(config.weight, stack.enter_context(_built(config))) for config in configs]
-        limits = ServiceLimits(
-            concurrency=options.concurrency, queue_size=options.queue_size, request_bytes=options.request_mib * 2**20
-        )
-        token = None if options.token_env is None else read_secret(options.token_env)
+        token = None if token_env is None else read_secret(token_env)
         service = RewardService(WeightedReward(sources), limits=limits, token=token)
-        server = http_server(service.application(), grace_seconds=options.grace_seconds)
+        server = http_server(service.application(), grace_seconds=grace_seconds)
         names = ", ".join(config.name for config in configs)
         host, port = listener.getsockname()[:2]
         said = f"[{host}]" if ":" in host else host
@@ -93,15 +98,14 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
     return build_reward_source(config, None, device_spec=device_spec, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
 
 
-def _listening(options: ServeOptions) -> socket.socket:
+def _listening(host: str, port: int) -> socket.socket:
     """Bind the address before anything is built, so that a taken address is reported at once."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family)
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {options.host}, port {options.port}: {error}; use another --port, or --port 0 for "
-            "a free one"
+            f"cannot listen on {host}, port {port}: {error}; use another --port, or --port 0 for a free one"
         ) from error
 
 

@@ -1,8 +1,9 @@
 """Config sections of data: sources, and how rows become prompts, texts or pairs."""
 
-from typing import Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
 from proximo.config.schema.base import Section
 
@@ -39,18 +40,14 @@ class SourceConfig(Section):
     whole: bool = False
     """Use all of this source in this stage, even if `proportions` split the other sources between stages."""
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.path is None) == (self.function is None):
             both = "" if self.path is None else "; to read a path, override the list: data.sources=[{path: ...}]"
-            raise ValueError(f"exactly one of path and function is needed{both}")
+            yield f"exactly one of path and function is needed{both}"
         if self.kwargs and self.function is None:
-            raise ValueError("kwargs needs function")
+            yield "kwargs needs function"
         if self.template is not None and self.problems is None:
-            raise ValueError(
-                "template needs problems, whose prompt it is: set problems, or build the prompt under columns"
-            )
-        return self
+            yield "template needs problems, whose prompt it is: set problems, or build the prompt under columns"
 
 
 class DataConfig(Section):
@@ -58,7 +55,7 @@ class DataConfig(Section):
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     """Data sources; several are mixed."""
-    proportions: tuple[float, ...] | None = None
+    proportions: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=2)
     """Split one data set between stages, for example [2, 4, 4] for SFT, reward model and PPO. For who has one data set
     for all of them."""
     phase: int | None = Field(None, ge=0)
@@ -78,25 +75,18 @@ class DataConfig(Section):
     system: str | None = None
     """A system message for conversations that have none. For chat models whose template would add its maker's."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.proportions is None) != (self.phase is None):
-            raise ValueError("proportions and phase must be set together")
+            yield "proportions and phase must be set together"
+        if self.proportions is not None and not sum(self.proportions):
+            yield f"proportions must not all be 0, got {self.proportions}"
         if self.proportions is not None and self.phase is not None and self.phase >= len(self.proportions):
-            raise ValueError(f"phase is {self.phase}, but proportions has parts 0 to {len(self.proportions) - 1}")
+            yield f"phase is {self.phase}, but proportions has parts 0 to {len(self.proportions) - 1}"
         if self.held_out_rows and self.evaluation_sources:
-            raise ValueError("held_out_rows and evaluation_sources exclude each other")
+            yield "held_out_rows and evaluation_sources exclude each other"
         weights = [source.weight for source in self.sources]
         if any(weight is None for weight in weights) and any(weight is not None for weight in weights):
-            raise ValueError("either every source has a weight or none has")
-        return self
-
-    @field_validator("proportions")
-    @classmethod
-    def _positive(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if value is not None and (len(value) < 2 or any(part < 0 for part in value) or sum(value) <= 0):
-            raise ValueError(f"proportions must be at least two numbers, none negative, not all 0, got {value}")
-        return value
+            yield "either every source has a weight or none has"
 
 
 class TextDataConfig(DataConfig):
@@ -161,13 +151,11 @@ class PromptFilterConfig(Section):
     """The first epoch, counted from 1, at whose end prompts are removed; 0 also removes prompts before the first epoch,
     by the `base_scores` of the data."""
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.above is None and self.below is None:
-            raise ValueError("a filter needs above (too easy), below (too hard) or both")
+            yield "a filter needs above (too easy), below (too hard) or both"
         if self.above is not None and self.below is not None and self.below > self.above:
-            raise ValueError(f"below ({self.below:g}) must not exceed above ({self.above:g}): no prompt would be left")
-        return self
+            yield f"below ({self.below:g}) must not exceed above ({self.above:g}): no prompt would be left"
 
 
 class PromptDataConfig(DataConfig):

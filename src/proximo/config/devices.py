@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.engine import ServersConfig
 from proximo.config.run import Device, ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig
@@ -32,12 +32,11 @@ class PlacedRoleDevicesConfig(RoleDevicesConfig):
 class ReferenceDevicesConfig(PlacedRoleDevicesConfig, ServersConfig):
     """How the reference lies on the ranks; or servers that have it, for PPO alone. docs/distillation.md."""
 
-    @model_validator(mode="after")
-    def _is_in_one_place(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         placed = [name for name in PlacedRoleDevicesConfig.model_fields if getattr(self, name) is not None]
         if self.addresses and placed:
-            raise ValueError(f"{placed[0]} places a reference that is loaded, but addresses names servers: remove one")
-        return self
+            yield f"{placed[0]} places a reference that is loaded, but addresses names servers: remove one"
 
 
 class DevicesConfig(Section):
@@ -64,40 +63,40 @@ class DevicesConfig(Section):
     """How long a rank waits for the others before the run ends with the name of the one that is missing. For slow file
     systems, from which the ranks load at different speeds."""
     policy: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
-    """The policy of PPO."""
+    """The policy of PPO, and its moving average."""
     reference: ReferenceDevicesConfig = ReferenceDevicesConfig()
     """The reference of PPO, DPO or KTO."""
     value: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The critic of PPO."""
     reward: RoleDevicesConfig = RoleDevicesConfig()
     """The reward models of PPO."""
-    average: RoleDevicesConfig = RoleDevicesConfig()
-    """The moving average of the policy in PPO. It can lie on the host between its uses."""
     model: RoleDevicesConfig = RoleDevicesConfig()
     """The trained model of SFT, reward training, DPO and KTO."""
 
-    @model_validator(mode="after")
-    def _offloads_shards(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         for name in ROLES:
             shard, offload = self.shard_of(name), self.offload_of(name)
             if shard == "replicate" and offload == "always":
                 given = f"devices.{name}" if getattr(self, name).offload == "always" else "devices"
-                raise ValueError(
+                yield (
                     f"{given}.offload always needs a sharded model, and {name} is replicated: set its shard to full or "
                     "grads, or offload to idle"
                 )
-        return self
 
     def shard_of(self, role: str) -> Shard:
         """How the model of a role lies on the ranks."""
-        return getattr(self, role).shard or self.shard
+        return self.of_role(role).shard or self.shard
 
     def offload_of(self, role: str) -> Literal["none", "idle", "always"]:
         """When the model of a role lies on the host."""
-        return getattr(self, role).offload or self.offload
+        return self.of_role(role).offload or self.offload
+
+    def of_role(self, role: str) -> RoleDevicesConfig:
+        """The subsection of a role. The average is where the policy is."""
+        return getattr(self, "policy" if role == "average" else role)
 
 
-ROLES = ("policy", "reference", "value", "reward", "average", "model")
+ROLES = ("policy", "reference", "value", "reward", "model")
 """The roles that have a subsection."""
 
 
@@ -133,6 +132,8 @@ class Placing(Protocol):
     @property
     def devices(self) -> DevicesConfig: ...
 
+    def sections(self) -> dict[str, Section]: ...
+
     def placed_roles(self) -> tuple[PlacedRole, ...]: ...
 
 
@@ -142,18 +143,13 @@ class Staged(Protocol):
     def given_stages(self) -> Iterator[tuple[str, Placing]]: ...
 
 
-def devices_problem(recipe: Staged, num_ranks: int) -> str | None:
-    """The first reason why a recipe cannot run on that many ranks; None if it can.
-
-    Call it before anything is loaded, where the number of ranks is known. docs/scale.md lists the reasons.
-    """
+def devices_conflicts(recipe: Staged, num_ranks: int) -> Iterator[str]:
+    """The reasons why a recipe cannot run on that many ranks. docs/scale.md lists them."""
     for prefix, stage in recipe.given_stages():
-        for problem in _problems(stage, num_ranks, prefix):
-            return problem
-    return None
+        yield from _conflicts_of_stage(stage, num_ranks, prefix)
 
 
-def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
+def _conflicts_of_stage(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
     devices, at = recipe.devices, f"{prefix}devices"
     for placed in recipe.placed_roles():
         if placed.has_common_tensors and not placed.trains and devices.offload_of(placed.role) == "idle":
@@ -163,11 +159,13 @@ def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
             )
     if num_ranks == 1:
         return
-    for role in ("policy", "reference", "value"):
-        if (device := getattr(devices, role).device) is not None:
+    placing = {f"devices.{role}": getattr(devices, role) for role in ("policy", "reference", "value")}
+    for key, section in (recipe.sections() | placing).items():
+        device = getattr(section, "device", None)
+        if device is not None and (key != "run" or ":" in device or device == "mps"):
             yield (
-                f"{at}.{role}.device is {device}, but each of {num_ranks} ranks has one device, the CUDA device of its "
-                "number or the CPU, for all its models: remove it, or run on one rank"
+                f"{prefix}{key}.device is {device}, but each of {num_ranks} ranks has one device, the CUDA device of "
+                "its number or the CPU, for all its models: remove it, or run on one rank"
             )
     if devices.shard_size is not None and num_ranks % devices.shard_size:
         fitting = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
@@ -182,7 +180,7 @@ def _problems(recipe: Placing, num_ranks: int, prefix: str) -> Iterator[str]:
 
 
 def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterator[str]:
-    given = getattr(devices, placed.role).shard is not None
+    given = devices.of_role(placed.role).shard is not None
     if (base := placed.shares) is not None and (given or not placed.is_head):
         shard = devices.shard_of(base)
         if devices.shard_of(placed.role) != shard:

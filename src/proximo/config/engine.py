@@ -1,11 +1,12 @@
 """The config section `engine`: what samples the responses of PPO."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field
 
 from proximo.config.schema.base import Section
-from proximo.config.service_address import address_problem, token_variable
+from proximo.config.service_address import ServiceAddress, TokenVariable, address_problem
 from proximo.errors import UserError
 
 
@@ -19,24 +20,13 @@ class LocalEngineConfig(Section):
 class ServersConfig(Section):
     """vLLM servers, and how long a run waits for an answer."""
 
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[ServiceAddress, ...] = ()
     """Servers that run already, such as http://localhost:8000."""
-    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    token_env: TokenVariable | None = None
     """Environment variable that holds the token of the servers; null for servers without one."""
     request_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one request, after which it is repeated. Responses of tens of thousands of tokens need
     more."""
-    start_seconds: float = Field(900.0, gt=0)
-    """Wall-clock limit of the start of a server by the run, and of the wait, within a run, for one that cannot be
-    reached. A large model on a slow disk needs more."""
-
-    @field_validator("addresses")
-    @classmethod
-    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            if problem := address_problem(address):
-                raise ValueError(problem)
-        return addresses
 
 
 class VLLMEngineConfig(ServersConfig):
@@ -66,19 +56,12 @@ class VLLMEngineConfig(ServersConfig):
     sleep: bool = False
     """Servers give up the memory of their GPU while they sample nothing: the weights move to the host, and the cache of
     keys and values is dropped. For servers that share a GPU with the learner."""
-    max_logprob_error: float = Field(0.5, gt=0)
-    """Largest difference between the log-probs of servers and learner on a few prompts after each push; a larger one
-    stops the run."""
 
-    @model_validator(mode="after")
-    def _starts_or_finds(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         own = {"replicas": self.replicas > 1, "arguments": self.arguments, "variables": self.variables}
         for name, given in own.items():
             if self.addresses and given:
-                raise ValueError(
-                    f"{name} is for servers that the run starts, but addresses names servers that run: remove one"
-                )
-        return self
+                yield f"{name} is for servers that the run starts, but addresses names servers that run: remove one"
 
 
 EngineConfig = LocalEngineConfig | VLLMEngineConfig
@@ -106,8 +89,6 @@ MAY_CHANGE = (
     "transfer_folder",
     "max_concurrent_requests",
     "request_seconds",
-    "start_seconds",
     "sleep",
-    "max_logprob_error",
 )
 """Keys of the section that may change on resume: none of them affects a sample."""

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 from shutil import which
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field
 
 from proximo.config.functions import code_problem
 from proximo.config.schema.base import Section
-from proximo.config.service_address import token_variable
+from proximo.config.service_address import TokenVariable
 
 ENVIRONMENT = "environment"
 """Name of the rewards of an environment in scores and metrics."""
@@ -104,13 +104,15 @@ class RegisteredEnvironmentConfig(WorkerEnvironmentConfig):
     package: ClassVar[str]
     """The module that is imported. The extra is named after it."""
     adapter: ClassVar[str]
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs")
+    """Keys that the adapter is given."""
     id: str
     """Id of the environment in its package."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the environment, which its package passes on."""
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
-        return f"{ADAPTERS}.{self.package}:{self.adapter}", {"id": self.id, "kwargs": self.kwargs}
+        return f"{ADAPTERS}.{self.package}:{self.adapter}", {key: getattr(self, key) for key in self.handed}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         extra = self.package.replace("_", "-")
@@ -124,14 +126,11 @@ class GymnasiumEnvironmentConfig(RegisteredEnvironmentConfig):
 
     package: ClassVar[str] = "gymnasium"
     adapter: ClassVar[str] = "Gymnasium"
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "instructions")
     kind: Literal["gymnasium"]
     """An environment registered with Gymnasium."""
     instructions: str = ""
     """Text before the first observation, since most environments do not say what is to be done."""
-
-    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:
-        path, options = super().made_by(tool_style)
-        return path, options | {"instructions": self.instructions}
 
 
 class GemEnvironmentConfig(RegisteredEnvironmentConfig):
@@ -148,15 +147,12 @@ class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
 
     package: ClassVar[str] = "textarena"
     adapter: ClassVar[str] = "TextArena"
+    handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "opponent")
     kind: Literal["textarena"]
     """A game of TextArena."""
     opponent: str | None = None
     """Import path of a function from observation to action, `package.module:function` or `file.py:function`, that
     plays against the policy. The seed of an episode says who begins."""
-
-    def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:
-        path, options = super().made_by(tool_style)
-        return path, options | {"opponent": self.opponent}
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         yield from super().code()
@@ -193,26 +189,24 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     host: str = "127.0.0.1"
     """Address of this machine that the policy is served at, on a free port. One that other machines reach needs
     `token_env`."""
-    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    token_env: TokenVariable | None = None
     """Environment variable that holds the token which clients must know, for an address that other machines reach.
     Each trajectory has a secret address besides."""
 
-    @model_validator(mode="after")
-    def _is_served_safely(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         from proximo.http_client import is_loopback  # takes a moment
 
         if "max_observation_tokens" in self.model_fields_set:
-            raise ValueError(
+            yield (
                 "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
         if self.token_env is None and not is_loopback(self.host):
-            raise ValueError(
+            yield (
                 f"host {self.host} can be reached from other machines: name with token_env the environment variable "
                 "that has the token which clients must know"
             )
         if self.host in ("0.0.0.0", "::"):
-            raise ValueError(f"host {self.host} is no address to call: give the one by which agents reach this machine")
-        return self
+            yield f"host {self.host} is no address to call: give the one by which agents reach this machine"
 
 
 class AgentEnvironmentConfig(ProgramEnvironmentConfig):
@@ -228,11 +222,10 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
     """Program and arguments. It gets `BASE_URL` in its environment and `{"row": ..., "seed": ...}` as its input, and
     prints its reward as the last line."""
 
-    @model_validator(mode="after")
-    def _is_one_program(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         if (self.path is None) == (not self.command):
-            raise ValueError("an agent is either a function, at path, or a command: give one of them")
-        return self
+            yield "an agent is either a function, at path, or a command: give one of them"
 
     def made_by(self, tool_style: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
         if self.path is not None:

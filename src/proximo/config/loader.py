@@ -4,25 +4,23 @@ Relative paths in a recipe are relative to the working directory, not to the fil
 expanded.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from proximo.config.recipe import Recipe
 from proximo.config.rewards.kinds import RewardSection, RewardSourceConfig
 from proximo.config.schema.base import Section
 from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.config.schema.positioned_yaml import Document, as_yaml, parse_document
-from proximo.config.schema.validation_messages import Source, explain, key_path, message_of
+from proximo.config.schema.validation_messages import Source, explain, message_of
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError, RunFolderError
-from proximo.trainer_kinds import recipe_kind, recognise
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
 Kind = TypeVar("Kind", bound=Section)
 
@@ -83,6 +81,17 @@ def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tup
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
 
 
+def kind_of(document: Document) -> str:
+    """The command that a recipe is for, by its sections. Raises ConfigError if they fit none, or several."""
+    kind = recognise(document.data)
+    if kind is None:
+        names = ", ".join(each.name for each in recipe_kinds())
+        raise ConfigError(
+            f"{document.origin} has no section that shows what it trains: it needs one of {names}, or give --kind"
+        )
+    return kind.name
+
+
 def _source(document: Document, overrides: Sequence[str], schema: type[Section]) -> Source:
     parsed = tuple(parse_override(text) for text in overrides)
     tree = apply_overrides(document.data, parsed, schema)
@@ -124,20 +133,10 @@ def read_saved(kind: type[Kind], saved: Mapping[str, Any], *, saved_by: str | No
     known.
     """
     try:
-        return kind.model_validate(dict(saved))
-    except ValidationError as error:
-        lines = [f"  {_difference(detail, saved)}" for detail in error.errors()]
+        return kind(**saved)
+    except ConfigError as error:
         version = "the version of Proximo that saved it" if saved_by is None else f"proximo {saved_by}, which saved it"
         raise RunFolderError(
-            "the run was saved with settings that this version of Proximo does not take:\n"
-            + "\n".join(lines)
-            + f"\n  go on with {version}, or start a run in another folder"
+            "the run was saved with settings that this version of Proximo does not take: go on with "
+            f"{version}, or start a run in another folder ({error})"
         ) from error
-
-
-def _difference(error: ErrorDetails, saved: Mapping[str, Any]) -> str:
-    name = ".".join(key_path(error, saved))
-    if error["type"] == "extra_forbidden":
-        return f"{name} (saved as {json.dumps(error['input'])}): there is no such setting"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{name}: {message}" if name else message

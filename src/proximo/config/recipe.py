@@ -1,12 +1,10 @@
 """Base classes of recipes. The recipe of a trainer is declared beside it."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import model_validator
-
-from proximo.config.devices import ROLES, DevicesConfig, PlacedRole, devices_problem
+from proximo.config.devices import ROLES, DevicesConfig, PlacedRole, devices_conflicts
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.run import (
     WHOLE_WEIGHTS_TRAIN,
@@ -28,11 +26,9 @@ class Recipe(Section):
     devices: DevicesConfig = DevicesConfig()
     """The ranks of the run, and how its models lie on them. For runs on several devices or machines."""
 
-    @model_validator(mode="after")
-    def _lies_on_ranks(self) -> Self:
-        if self.devices.num is not None and (problem := devices_problem(self, self.devices.num)):
-            raise ValueError(problem)
-        return self
+    def conflicts(self) -> Iterator[str]:
+        if self.devices.num is not None:
+            yield from devices_conflicts(self, self.devices.num)
 
     @abstractmethod
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
@@ -46,6 +42,11 @@ class Recipe(Section):
         for name, stage in self.stages().items():
             if stage is not None:
                 yield f"{name}." if name else "", stage
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it starts on this machine; the same for all stages of a pipeline."""
+        return max((stage.devices.num or 1 for _, stage in self.given_stages()), default=1)
 
 
 class TrainerRecipe(Recipe):
@@ -61,13 +62,10 @@ class TrainerRecipe(Recipe):
     reward_settings: ClassVar[tuple[str, ...]] = ()
     """Keys of the sources of scores, which may change on resume with `--allow-changed-rewards`."""
 
-    @model_validator(mode="after")
-    def _has_the_reference(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         if self.devices.reference.addresses and any(each.role == "reference" for each in self.placed_roles()):
-            raise ValueError(
-                "devices.reference.addresses is for PPO, and this trainer loads its reference: remove the addresses"
-            )
-        return self
+            yield "devices.reference.addresses is for PPO, and this trainer loads its reference: remove the addresses"
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}
@@ -115,10 +113,6 @@ class TrainerRecipe(Recipe):
         """The reward sources of the recipe; empty if the trainer has none."""
         return ()
 
-    def longest_sequence(self) -> dict[str, int]:
-        """Key of a length limit -> tokens: one key for an example, or one for the prompt and one for the response."""
-        return {}
-
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         """A copy with changed settings of evaluation sampling. Raises UserError if the trainer samples no responses."""
         raise UserError(
@@ -126,69 +120,54 @@ class TrainerRecipe(Recipe):
         )
 
 
-def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
-    """Raises ValueError for a tokenizer that does not exist before training."""
+def tokenizer_conflicts(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> Iterator[str]:
+    """A tokenizer that does not exist before training."""
     if tokenizer.train_vocab_size is not None:
-        raise ValueError(
+        yield (
             "tokenizer.train_vocab_size works in fine-tuning only, which has the texts to train it on; "
             "set tokenizer.path"
         )
     if model.config is not None and tokenizer.path is None:
-        raise ValueError(f"{key}.config has no tokenizer: set tokenizer.path")
+        yield f"{key}.config has no tokenizer: set tokenizer.path"
 
 
-def check_quantisation(
+def quantisation_conflicts(
     model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig, *, trains: bool = True
-) -> None:
-    """Raises ValueError for a quantised base that would train, and for 8-bit weights in a run that is not in bf16.
+) -> Iterator[str]:
+    """A quantised base that would train, and 8-bit weights in a run that is not in bf16.
 
     `trains`: whether the model learns, with its adapter if it has one.
     """
     if trains and model.quantisation != "none" and model.lora is None:
-        raise ValueError(f"{key}.{WHOLE_WEIGHTS_TRAIN}")
+        yield f"{key}.{WHOLE_WEIGHTS_TRAIN}"
     if model.quantisation == "8bit" and run.precision != "bf16":
-        raise ValueError(
+        yield (
             f"{key}.quantisation 8bit rounds more than run.precision {run.precision} allows: set run.precision to "
             "bf16, or use 4bit"
         )
 
 
-def check_reference(reference: ModelConfig | None, run: RunConfig) -> None:
-    """Raises ValueError for a reference that is to train, or with 8-bit weights in a run that is not in bf16."""
+def reference_conflicts(reference: ModelConfig | None, run: RunConfig) -> Iterator[str]:
+    """A reference that is to train, or with 8-bit weights in a run that is not in bf16."""
     if reference is None:
         return
-    if reference.balancing_coefficient is not None:
-        raise ValueError("the reference does not train: remove reference.balancing_coefficient")
-    if reference.lora is not None:
-        raise ValueError("the reference does not train: remove reference.lora")
-    check_quantisation(reference, "reference", run, trains=False)
+    for name in ("balancing_coefficient", "lora"):
+        if getattr(reference, name) is not None:
+            yield f"the reference does not train: remove reference.{name}"
+    yield from quantisation_conflicts(reference, "reference", run, trains=False)
 
 
-def check_servers(reference: ModelConfig | None, servers: Sequence[str], of_policy: Sequence[str]) -> None:
-    """Raises ValueError for servers of a reference that is not named, or that are servers of the policy, too."""
-    if reference is None or reference.path is None:
-        raise ValueError(
-            "devices.reference.addresses names servers of another model than the policy: set reference.path to that "
-            "model, whose vocabulary is compared, or remove the addresses"
-        )
-    sides = [{each.rstrip("/").replace("//localhost", "//127.0.0.1") for each in side} for side in (servers, of_policy)]
-    if both := set.intersection(*sides):
-        raise ValueError(
-            f"{both.pop()} is in devices.reference.addresses and engine.addresses, whose servers get the policy's "
-            "weights: give each its own"
-        )
-
-
-def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:
-    """Raises ValueError if the optimizer steps in the backward pass and an update may need several micro-batches.
+def one_pass_conflicts(
+    optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str
+) -> Iterator[str]:
+    """An optimizer that steps in the backward pass, where an update may need several micro-batches.
 
     `longest`: tokens of the longest possible update. `budget`: tokens of a micro-batch. `rows`: the key with the number
     of rows of an update.
     """
-    if optimizer is None or not optimizer.in_backward or longest <= budget:
-        return
-    raise ValueError(
-        "in_backward updates each weight in the backward pass, so an update must be one micro-batch, but the "
-        f"longest one may have {longest:,} tokens: set {section}.tokens_per_microbatch (now {budget:,}) to that, "
-        f"lower {rows}, or set in_backward: false"
-    )
+    if optimizer is not None and optimizer.in_backward and longest > budget:
+        yield (
+            "in_backward updates each weight in the backward pass, so an update must be one micro-batch, but the "
+            f"longest one may have {longest:,} tokens: set {section}.tokens_per_microbatch (now {budget:,}) to that, "
+            f"lower {rows}, or set in_backward: false"
+        )

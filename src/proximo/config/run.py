@@ -1,21 +1,14 @@
 """Config sections of every run: folder, device, models, tokenizer, optimizers."""
 
-import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.schema.base import Section
 from proximo.config.sinks import PushConfig, SinkConfig
 
-
-def _is_device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name):
-        raise ValueError(f"{name} is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices")
-    return name
-
-
-Device = Annotated[str, AfterValidator(_is_device)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 
 
 class RunConfig(Section):
@@ -71,15 +64,11 @@ class RunConfig(Section):
     """Upload the trained model to the Hugging Face Hub, beside the training; null uploads nothing. A push that fails is
     counted and shown, and does not end the run."""
 
-    @model_validator(mode="after")
-    def _different_sinks(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         labels = [sink.label for sink in self.sinks]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(
-                f"sinks has {twice[0]} more than once, and a resumed run could not distinguish them: keep one"
-            )
-        return self
+            yield f"sinks has {twice[0]} more than once, and a resumed run could not distinguish them: keep one"
 
     @field_validator("folder")
     @classmethod
@@ -89,16 +78,6 @@ class RunConfig(Section):
         if not value or "\0" in value:
             raise ValueError("must be the name of a folder, such as runs/first")
         return value
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _no_fp16(cls, value: Any) -> Any:
-        if value in ("fp16", "float16", "half"):
-            raise ValueError(
-                "fp16 is not supported: it needs loss scaling, and PPO's small updates are lost in it; use bf16 "
-                "or float32"
-            )
-        return "bf16" if value == "bfloat16" else value
 
 
 class TokenizerConfig(Section):
@@ -116,11 +95,9 @@ class TokenizerConfig(Section):
     accordingly, by rows that are the mean of the others and that an adapter does not train. For templates with marks of
     their own. A tokenizer that is larger for another reason is an error."""
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.path is not None and self.train_vocab_size is not None:
-            raise ValueError("path and train_vocab_size exclude each other: load a tokenizer or train one")
-        return self
+            yield "path and train_vocab_size exclude each other: load a tokenizer or train one"
 
 
 class LoRAConfig(Section):
@@ -170,27 +147,24 @@ class WeightsConfig(Section):
     configuration if that asks for it (`output_router_logits`), otherwise none; of a critic that begins as a copy of the
     policy, the policy's. For mixtures of experts."""
 
-    @model_validator(mode="after")
-    def _base_for_the_adapter(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.config is not None and self.lora is not None:
-            raise ValueError(RANDOM_BASE)
+            yield RANDOM_BASE
         if self.frozen_layers and self.lora is not None:
-            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
-        return self
+            yield "frozen_layers and lora exclude each other: with an adapter, the whole base is frozen"
 
 
 class ModelConfig(WeightsConfig):
     """A causal language model: from a folder, from the Hub, or random from a config."""
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         if (self.path is None) == (self.config is None):
-            raise ValueError("exactly one of path (trained weights) and config (random weights) is needed")
+            yield "exactly one of path (trained weights) and config (random weights) is needed"
         if self.config is not None and "model_type" not in self.config:
-            raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
+            yield "config needs model_type, the architecture's name in transformers (for example llama)"
         if self.quantisation != "none" and self.config is not None:
-            raise ValueError("quantisation stores trained weights (path) in few bits, and config has random ones")
-        return self
+            yield "quantisation stores trained weights (path) in few bits, and config has random ones"
 
 
 class ScalarModelConfig(WeightsConfig):
@@ -211,29 +185,26 @@ class ScalarModelConfig(WeightsConfig):
             return {**data, "init_from": "path"}
         return data
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         given = (self.path is not None) + (self.config is not None)
         if self.init_from == "path" and given != 1:
-            raise ValueError("init_from: path needs exactly one of path and config")
-        if self.init_from == "trunk":
-            self._refuse_own_trunk()
-        elif self.init_from != "path" and given:
-            raise ValueError(f"path and config need init_from: path; init_from is {self.init_from}")
-        if self.quantisation != "none" and self.init_from == "policy":
-            raise ValueError("the value model uses the policy's base: set model.quantisation and remove this key")
-        if self.quantisation != "none" and self.lora is None:
-            raise ValueError(WHOLE_WEIGHTS_TRAIN)
-        return self
-
-    def _refuse_own_trunk(self) -> None:
+            yield "init_from: path needs exactly one of path and config"
         own = ("config", "lora", "frozen_layers", "activation_checkpointing", "balancing_coefficient")
-        given = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
-        if given:
-            raise ValueError(
-                f"init_from: trunk puts a head on the policy's own layers: set model.{given[0]} instead of "
-                f"value.{given[0]}"
-            )
+        for name in own if self.init_from == "trunk" else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield (
+                    f"init_from: trunk puts a head on the policy's own layers: set model.{name} instead of value.{name}"
+                )
+        if self.init_from not in ("path", "trunk") and given:
+            yield f"path and config need init_from: path; init_from is {self.init_from}"
+        if self.quantisation != "none" and self.init_from == "policy":
+            yield "the value model uses the policy's base: set model.quantisation and remove this key"
+        if self.quantisation != "none" and self.lora is None:
+            yield WHOLE_WEIGHTS_TRAIN
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -244,7 +215,7 @@ class OptimizerConfig(Section):
     kind: Literal["adamw", "adamw_8bit", "adamw_paged_8bit"] = "adamw"
     """`adamw`; `adamw_8bit` stores moments in 8 bits instead of 32 (extra `low-memory`); `adamw_paged_8bit` also lets
     CUDA move them to the host when its memory is full. docs/memory.md."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -266,23 +237,9 @@ class OptimizerConfig(Section):
     memory. Requires `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update.
     docs/memory.md."""
 
-    @model_validator(mode="after")
-    def _nothing_after_the_backward(self) -> Self:
-        if self.in_backward and self.max_gradient_norm is not None:
-            raise ValueError(
-                "in_backward updates weights before the norm of all gradients is known, so it cannot clip: set "
-                "max_gradient_norm: null, or in_backward: false"
+    def conflicts(self) -> Iterator[str]:
+        if self.in_backward and (self.max_gradient_norm is not None or self.non_finite_gradient == "skip"):
+            yield (
+                "in_backward updates weights before the norm of all gradients is known, so it can neither clip nor "
+                "skip: set max_gradient_norm: null and non_finite_gradient: stop, or in_backward: false"
             )
-        if self.in_backward and self.non_finite_gradient == "skip":
-            raise ValueError(
-                "in_backward has already updated weights when it finds a gradient that is not finite, so it "
-                "cannot skip the update: set non_finite_gradient: stop, or in_backward: false"
-            )
-        return self
-
-    @field_validator("betas")
-    @classmethod
-    def _in_range(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in value):
-            raise ValueError(f"both betas must be at least 0 and below 1, got {value}")
-        return value

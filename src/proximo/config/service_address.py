@@ -1,7 +1,17 @@
 """Checks the address of a service without resolving its name, and the name of the variable that holds its token."""
 
 import re
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
+
+
+def is_address(url: str) -> str:
+    """The address. Raises ValueError for another text."""
+    if problem := address_problem(url):
+        raise ValueError(problem)
+    return url
 
 
 def address_problem(url: str) -> str | None:
@@ -33,3 +43,7 @@ def token_variable(name: str) -> str:
             "token_env is the name of an environment variable (capital letters, digits and '_'), never the token itself"
         )
     return name
+
+
+ServiceAddress = Annotated[str, AfterValidator(is_address)]
+TokenVariable = Annotated[str, AfterValidator(token_variable)]

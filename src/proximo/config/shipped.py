@@ -1,7 +1,6 @@
 """Looks up the recipes that come with the package, which are the YAML files in recipes/."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
@@ -42,11 +41,9 @@ def shipped_recipe(name: str) -> ShippedRecipe:
     """The shipped recipe of that name. Raises ConfigError with the known names if there is none."""
     recipes = {recipe.name: recipe for recipe in shipped_recipes()}
     if name not in recipes:
-        close = get_close_matches(name, recipes, n=1)
-        meant = f"; did you mean {close[0]}?" if close else "."
         raise ConfigError(
-            f"no recipe {name}{meant} Shipped recipes: {', '.join(recipes)}. "
-            "A recipe of your own goes by its path, which ends in .yaml"
+            f"no recipe {name}. Shipped recipes: {', '.join(recipes)}. A recipe of your own goes by its path, which "
+            "ends in .yaml"
         )
     return recipes[name]
 

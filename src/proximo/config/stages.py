@@ -1,6 +1,6 @@
 """Checks paths such as `@sft` and `@reward`, which refer to the result of an earlier stage of a pipeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from proximo.config.recipe import Recipe
@@ -13,26 +13,16 @@ MARK = "@"
 
 def stage_mistakes(recipe: Recipe) -> list[Mistake]:
     """A mistake for every `@` path that does not name an earlier stage."""
-    names = list(recipe.stages())
+    before: list[str] = []
     mistakes = []
-    for index, (name, stage) in enumerate(recipe.stages().items()):
+    for name, stage in recipe.stages().items():
         for path, value in [] if stage is None else _stage_paths(stage, (name,) if name else ()):
-            if not name:
-                mistakes.append(_outside_pipeline(path, value))
-            elif value.removeprefix(MARK) not in names[:index]:
-                mistakes.append(_not_before(path, value, names[:index]))
+            if value not in before:
+                known = f"no such stage comes before it; those that do: {', '.join(before) or 'none'}"
+                problem = known if name else "that has a meaning in a pipeline only: give a folder or a Hub name"
+                mistakes.append(Mistake(path=path, sentence=f"{'.'.join(path)} is {value!r}, but {problem}"))
+        before.append(MARK + name)
     return mistakes
-
-
-def _outside_pipeline(path: Path, value: str) -> Mistake:
-    sentence = f"{'.'.join(path)} is {value!r}, which has a meaning in a pipeline only: give a folder or a Hub name"
-    return Mistake(path=path, sentence=sentence)
-
-
-def _not_before(path: Path, value: str, before: Sequence[str]) -> Mistake:
-    known = ", ".join(MARK + name for name in before) or "none"
-    sentence = f"{'.'.join(path)} is {value!r}, but no such stage comes before it; those that do: {known}"
-    return Mistake(path=path, sentence=sentence)
 
 
 def _stage_paths(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:

@@ -40,3 +40,5 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.resume not in get_args(Resume):
             raise ConfigError(f"resume is one of {', '.join(get_args(Resume))}, got {self.resume!r}")
+        if self.overwrite and self.resume != "never":
+            raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")

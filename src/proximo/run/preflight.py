@@ -146,7 +146,7 @@ def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -
     """The inputs of a reward source."""
     match source:
         case FunctionRewardConfig():
-            yield _function(source.function, f"{key}.function", may_be_async=True)
+            yield _function(source.function, f"{key}.function")
         case CustomVerifierRewardConfig():
             path = source.verifier_class
             yield Input(key=f"{key}.verifier_class", name=path, kind="verifier", problem=function_problem(path))
@@ -249,9 +249,8 @@ def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> s
     return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
 
 
-def _function(import_path: str, key: str, *, may_be_async: bool = False) -> Input:
-    problem = function_problem(import_path, may_be_async=may_be_async)
-    return Input(key=key, name=import_path, kind="function", problem=problem)
+def _function(import_path: str, key: str) -> Input:
+    return Input(key=key, name=import_path, kind="function", problem=function_problem(import_path))
 
 
 def _source(source: SourceConfig, key: str) -> Input:

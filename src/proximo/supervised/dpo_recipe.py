@@ -1,8 +1,9 @@
 """The recipe of DPO, its metrics, curves and alarms. Without torch."""
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.data import PreferenceDataConfig
 from proximo.config.run import OptimizerConfig
@@ -43,11 +44,9 @@ class DPOConfig(UpdateSection):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-7, schedule="linear")
     """Optimizer of the policy."""
 
-    @model_validator(mode="after")
-    def _smooths_labels(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.loss == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing needs loss: sigmoid; ipo has a fixed margin already: remove it")
-        return self
+            yield "label_smoothing needs loss: sigmoid; ipo has a fixed margin already: remove it"
 
 
 class DPORecipe(ReferenceRecipe):

@@ -1,13 +1,21 @@
 """What the recipes of supervised trainers have alike: of all, of those with a score head, of those with a reference."""
 
 from abc import abstractmethod
-from typing import ClassVar, Protocol, Self
+from collections.abc import Iterator
+from itertools import chain
+from typing import ClassVar, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.data import LabelledDataConfig, PreferenceDataConfig, StepDataConfig, TextDataConfig
 from proximo.config.devices import PlacedRole
-from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_reference, check_tokenizer
+from proximo.config.recipe import (
+    TrainerRecipe,
+    one_pass_conflicts,
+    quantisation_conflicts,
+    reference_conflicts,
+    tokenizer_conflicts,
+)
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 
@@ -71,20 +79,15 @@ class SupervisedRecipe(TrainerRecipe):
         return getattr(self, self.section)
 
     @abstractmethod
-    def check_models(self) -> None:
-        """Raises ValueError if models and tokenizer cannot be used together."""
+    def conflicts_of_models(self) -> Iterator[str]:
+        """Models and tokenizer that cannot be used together."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        self.check_models()
+    def conflicts(self) -> Iterator[str]:
+        yield from chain(super().conflicts(), self.conflicts_of_models())
         config, section = getattr(self, self.section), self.section
         longest = self.sequences_per_row * config.rows_per_update * self.data.max_tokens
         rows, budget = f"{section}.{config.rows_key}", config.tokens_per_microbatch
-        check_one_pass(config.optimizer, longest=longest, budget=budget, section=section, rows=rows)
-        return self
-
-    def longest_sequence(self) -> dict[str, int]:
-        return {"data.max_tokens": self.data.max_tokens}
+        yield from one_pass_conflicts(config.optimizer, longest=longest, budget=budget, section=section, rows=rows)
 
 
 class ScalarRecipe(SupervisedRecipe):
@@ -93,11 +96,11 @@ class ScalarRecipe(SupervisedRecipe):
     model: ScalarModelConfig
     """The model that it starts from."""
 
-    def check_models(self) -> None:
+    def conflicts_of_models(self) -> Iterator[str]:
         if self.model.init_from != "path":
-            raise ValueError("model needs path (trained weights) or config (random weights)")
-        check_quantisation(self.model, "model", self.run)
-        check_tokenizer(self.model, "model", self.tokenizer)
+            yield "model needs path (trained weights) or config (random weights)"
+        yield from quantisation_conflicts(self.model, "model", self.run)
+        yield from tokenizer_conflicts(self.model, "model", self.tokenizer)
 
 
 class ReferenceRecipe(SupervisedRecipe):
@@ -116,12 +119,12 @@ class ReferenceRecipe(SupervisedRecipe):
         """Role -> how often its model reads as many rows as an update takes before it."""
         return {"reference": 1}
 
-    def check_models(self) -> None:
-        check_tokenizer(self.model, "model", self.tokenizer)
+    def conflicts_of_models(self) -> Iterator[str]:
+        yield from tokenizer_conflicts(self.model, "model", self.tokenizer)
         if self.model.lora is not None and self.reference is not None:
-            raise ValueError("with model.lora the base is the reference: remove reference, or train without LoRA")
-        check_reference(self.reference, self.run)
-        check_quantisation(self.model, "model", self.run)
+            yield "with model.lora the base is the reference: remove reference, or train without LoRA"
+        yield from reference_conflicts(self.reference, self.run)
+        yield from quantisation_conflicts(self.model, "model", self.run)
 
     def placed_roles(self) -> tuple[PlacedRole, ...]:
         trained, *_ = super().placed_roles()

@@ -1,8 +1,9 @@
 """The recipe of reward model training, its metrics, curves and alarms. Without torch."""
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.data import PreferenceDataConfig
 from proximo.config.run import OptimizerConfig
@@ -41,11 +42,9 @@ class RewardTrainingConfig(DropoutSection):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
     """Optimizer of the model."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.score_centring > 0 and self.loss != "bradley_terry":
-            raise ValueError(f"score_centring needs loss: bradley_terry; remove it with {self.loss}")
-        return self
+            yield f"score_centring needs loss: bradley_terry; remove it with {self.loss}"
 
 
 class RewardRecipe(ScalarRecipe):

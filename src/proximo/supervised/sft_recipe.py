@@ -1,11 +1,12 @@
 """The recipe of supervised fine-tuning, its metrics, curves and alarms. Without torch."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from proximo.config.data import TextDataConfig
-from proximo.config.recipe import check_quantisation, check_tokenizer
+from proximo.config.recipe import quantisation_conflicts, tokenizer_conflicts
 from proximo.config.run import ModelConfig, OptimizerConfig
 from proximo.metrics.definitions import DOWN, Curve, Metric, Trace, held_out
 from proximo.metrics.shared_declarations import HELD_OUT_LOSS
@@ -39,12 +40,12 @@ class SFTRecipe(SupervisedRecipe):
     sft: SFTConfig = SFTConfig()
     """Training settings."""
 
-    def check_models(self) -> None:
-        check_quantisation(self.model, "model", self.run)
+    def conflicts_of_models(self) -> Iterator[str]:
+        yield from quantisation_conflicts(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
-            check_tokenizer(self.model, "model", self.tokenizer)
+            yield from tokenizer_conflicts(self.model, "model", self.tokenizer)
         elif self.model.path is not None:
-            raise ValueError(
+            yield (
                 "tokenizer.train_vocab_size makes a new tokenizer, whose ids do not fit trained weights: set "
                 "model.config, or remove it"
             )

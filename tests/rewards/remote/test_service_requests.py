@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from proximo.commands import serve_reward
-from proximo.commands.serve_options import ServeOptions, check_options
+from proximo.commands.serve_options import check_options
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored
 from proximo.rewards.protocol import CHECK_PATH, SCORE_PATH, check_body, read_checked, read_reply, request_body
@@ -110,12 +110,11 @@ def test_a_token_that_could_be_guessed_is_refused_where_others_can_try(
     host: str, length: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REWARD_TOKEN", "k" * length)
-    options = ServeOptions(host=host, token_env="REWARD_TOKEN")
     if taken:
-        check_options(options)
+        check_options(host, token_env="REWARD_TOKEN", without_token=False)
         return
     with pytest.raises(ConfigError, match="REWARD_TOKEN has 15 characters: it needs 16 or more"):
-        check_options(options)
+        check_options(host, token_env="REWARD_TOKEN", without_token=False)
 
 
 def test_a_signal_that_comes_before_the_server_hears_signals_ends_it_too() -> None:

@@ -24,7 +24,7 @@ class GivenObjects:
     def plain(self, value: Any, key: str = "") -> Any:
         """The value at a dotted key of the recipe, with objects replaced. Raises ConfigError for an unusable object."""
         if "kwargs" in key.split("."):
-            return _arguments(value, key)
+            return _arguments(value)
         name, _, index = key.rpartition(".")
         if not index.isdigit():
             return self._section(value, index)
@@ -32,7 +32,7 @@ class GivenObjects:
 
     def _section(self, value: Any, name: str) -> Any:
         if name == "kwargs" or isinstance(value, Path):
-            return _arguments(value, name)
+            return _arguments(value)
         if name in ROWS:
             return self._sources(value)
         if isinstance(value, Section):
@@ -57,13 +57,10 @@ class GivenObjects:
         return self._sink(value) if name == "sinks" else self._section(value, "")
 
     def _sources(self, value: Any) -> list[Any]:
-        items = value if isinstance(value, list | tuple) else [value]
-        for item in items:
-            _refuse_splits(item)
-        return [self._source(item) for item in ([value] if items is value and _are_rows(value) else items)]
+        is_list = isinstance(value, list | tuple)
+        return [self._source(item) for item in (value if is_list and not _are_rows(value) else [value])]
 
     def _source(self, source: Any) -> Any:
-        _refuse_splits(source)
         if isinstance(source, Mapping):
             plain = {
                 str(name): self._section(value, "kwargs" if name == "kwargs" else "")
@@ -76,15 +73,10 @@ class GivenObjects:
             return plain | ({"function": named} if isinstance(named, str) else self._source(named))
         if callable(source):
             return {"function": self._import_path(source)}
-        if isinstance(source, str | bytes | Path) or not isinstance(source, Iterable):
+        if isinstance(source, str | bytes | Path | Iterator) or not isinstance(source, Iterable):
             raise ConfigError(
-                f"a data source is a mapping such as {{'path': 'rows.jsonl'}}, rows, or a function that yields rows; "
-                f"got {source!r:.60}"
-            )
-        if isinstance(source, Iterator):
-            raise ConfigError(
-                "a data source is read again on resume and evaluation, but an iterator or generator can be read once: "
-                "give a list, a datasets.Dataset, or the function that yields the rows"
+                "a data source is a mapping such as {'path': 'rows.jsonl'}, a function that yields rows, or rows that "
+                f"can be read again, such as a list or a datasets.Dataset; got {source!r:.60}"
             )
         return {"function": self._import_path(_Rows(source))}
 
@@ -104,7 +96,7 @@ class GivenObjects:
 
         section: dict[str, Any] = {"kind": "function", "weight": weight}
         if isinstance(source, FunctionReward):
-            section |= {"kwargs": _arguments(source.kwargs, "kwargs"), "timeout_seconds": source.timeout_seconds}
+            section |= {"kwargs": _arguments(source.kwargs), "timeout_seconds": source.timeout_seconds}
             return section | {"name": source.name, "function": self._import_path(source.function)}
         is_source = hasattr(source, "score") and not isinstance(source, type)
         problem = source_problem(source) if is_source else None if callable(source) else "it cannot be called"
@@ -162,17 +154,12 @@ class _Opened:
         return self._sink
 
 
-def _arguments(value: Any, key: str) -> Any:
-    """Arguments of a function as plain values. Objects are refused, because they would arrive as text."""
+def _arguments(value: Any) -> Any:
+    """Arguments of a function as plain values."""
     if isinstance(value, Mapping):
-        return {str(name): _arguments(item, f"{key}.{name}") for name, item in value.items()}
+        return {str(name): _arguments(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_arguments(item, f"{key}.{index}") for index, item in enumerate(value)]
-    if callable(value):
-        raise ConfigError(
-            f"{key} holds {value!r:.60}, and a recipe holds plain values: give the function with its argument as "
-            "functools.partial(function, ...)"
-        )
+        return [_arguments(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -185,19 +172,11 @@ def _settings(section: Section) -> dict[str, Any]:
     return settings
 
 
-def _refuse_splits(source: Any) -> None:
-    """Raises ConfigError for several data sets by name, as `datasets.load_dataset` gives without a split."""
-    sets = [name for name, each in source.items() if hasattr(each, "column_names")] if _may_be_row(source) else []
-    if sets:
-        raise ConfigError(
-            f"a data source is one data set, and this is a mapping of several, {', '.join(map(repr, sets))}: give one "
-            f"of them, such as dataset[{sets[0]!r}]"
-        )
-
-
 def _may_be_row(value: Any) -> bool:
-    """Whether it is a mapping, and no section of a data source."""
-    return isinstance(value, Mapping) and not {"path", "function"} & set(value)
+    """Whether it is a mapping, no section of a data source, and no mapping of data sets by their names."""
+    if not isinstance(value, Mapping) or {"path", "function"} & set(value):
+        return False
+    return not any(hasattr(each, "column_names") for each in value.values())
 
 
 def _are_rows(values: Sequence[Any]) -> bool:

@@ -3,14 +3,11 @@
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from html import escape
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, overload
 
 from proximo import session_functions
-from proximo.data.rows import nearest
-from proximo.errors import ConfigError
 from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:
@@ -97,44 +94,23 @@ class SavedRun:
         """
         from proximo.commands.evaluate import evaluate
 
-        asked = {
-            "evaluation_samples_per_prompt": samples_per_prompt,
-            "solved_score": solved_score,
-            "evaluate_greedy": greedy,
-            "engine": engine,
-        }
-        settings = {name: value for name, value in asked.items() if value is not None}
         with self._ready():
-            return evaluate(self.folder, checkpoint=checkpoint, num_prompts=num_prompts, settings=settings)
+            return evaluate(
+                self.folder,
+                checkpoint=checkpoint,
+                num_prompts=num_prompts,
+                samples_per_prompt=samples_per_prompt,
+                solved_score=solved_score,
+                greedy=greedy,
+                engine=engine,
+            )
 
     @overload
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        reward: "Reward | str | os.PathLike[str]",
-        keep: int | None = None,
-        num_samples: int = 1,
-        seed: int = 0,
-        chat: bool = False,
-        checkpoint: str = "latest",
-        engine: str = "local",
-        **sampling: Sampled,
+        self, prompts: Sequence[str], *, reward: "Reward | str | os.PathLike[str]", **options: Any
     ) -> "Ranked": ...
     @overload
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        reward: None = None,
-        keep: None = None,
-        num_samples: int = 1,
-        seed: int = 0,
-        chat: bool = False,
-        checkpoint: str = "latest",
-        engine: str = "local",
-        **sampling: Sampled,
-    ) -> "Responses": ...
+    def generate(self, prompts: Sequence[str], *, reward: None = None, **options: Any) -> "Responses": ...
     def generate(
         self,
         prompts: Sequence[str],
@@ -186,10 +162,9 @@ class SavedRun:
         **sampling: Sampled,
     ) -> "Dialogue":
         """A dialogue with the run's policy: `answer("Hello").text`, and `reset()`. `sampling`: as for `generate`."""
-        from proximo.commands.chat_session import Dialogue, DialogueOptions
+        from proximo.commands.chat_session import Dialogue
 
-        options = DialogueOptions(sampling=_sampling(sampling), seed=seed, system=system, checkpoint=checkpoint)
-        return Dialogue(str(self.folder), options)
+        return Dialogue(str(self.folder), _sampling(sampling), seed=seed, system=system, checkpoint=checkpoint)
 
     def export(
         self,
@@ -210,10 +185,18 @@ class SavedRun:
         Raises RunFolderError if `out` exists, UserError for options that do not fit the model, and ProximoError if the
         folder was written but the upload failed.
         """
-        from proximo.commands.export import ExportOptions, run_export
+        from proximo.commands.export import run_export
 
-        options = ExportOptions(role=role, checkpoint=checkpoint, merge=merge, dtype=dtype, push=push, private=private)
-        run_export(self.folder, Path(out), options)
+        run_export(
+            self.folder,
+            Path(out),
+            role=role,
+            checkpoint=checkpoint,
+            merge=merge,
+            dtype=dtype,
+            push=push,
+            private=private,
+        )
         return Path(out)
 
     def report(self, out: str | os.PathLike[str] | None = None) -> ReportPage:
@@ -248,13 +231,8 @@ def compare(
 
 
 def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":
-    """The sampling options. Raises ConfigError for an unknown field."""
+    """The sampling options. Raises TypeError for an unknown field."""
     from proximo.rollout.sampling import SamplingOptions
 
-    known = [field.name for field in fields(SamplingOptions)]
-    if unknown := [name for name in given_fields if name not in known]:
-        raise ConfigError(
-            f"sampling has no option {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}"
-        )
     asked: dict[str, Any] = {"max_new_tokens": 128, **given_fields}
     return SamplingOptions(**asked)

@@ -1,7 +1,6 @@
 """Runs a recipe from a Python program, as `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
 
 import json
-import re
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -12,9 +11,9 @@ from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError, ProximoError
+from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
-from proximo.trainer_kinds import recipe_kinds, recognise
+from proximo.trainer_kinds import recipe_kinds
 from proximo.user_code import functions_of_the_working_directory
 from proximo_verifiers.callables import calling_problem
 
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plans
-
-
-OPTION = re.compile(r"(?<![\w-])--(resume=auto|resume|overwrite|allow-different-environment|allow-changed-rewards)\b")
-"""An option of the commands that is an argument of `Training.fit`."""
 
 
 class Training:
@@ -57,9 +52,11 @@ class Training:
         self._objects = GivenObjects()
         values = {key: self._objects.plain(value, key) for key, value in (overrides or {}).items()}
         texts = [f"{key}={_override_text(key, value)}" for key, value in values.items()]
-        read = str(recipe) if isinstance(recipe, str | Path) else self._document(recipe)
+        from proximo.config.loader import kind_of, read_document
+
+        document = read_document(str(recipe)) if isinstance(recipe, str | Path) else self._document(recipe)
         with self._ready():
-            loaded = checked(_kind(read), read, texts, quiet=quiet)
+            loaded = checked(kind_of(document), document, texts, quiet=quiet)
         self.recipe: Recipe = loaded.recipe
         self._text = loaded.text
 
@@ -89,8 +86,6 @@ class Training:
         """
         if on_step is not None and (problem := calling_problem(on_step, [1, {}], names=("number", "metrics"))):
             raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
-        if overwrite and resume != "never":
-            raise ConfigError("overwrite replaces the run in the folder, but resume continues it: choose one")
         options = RunOptions(
             resume=resume,
             overwrite=overwrite,
@@ -125,32 +120,25 @@ class Training:
         from proximo.plan.record import Plans
 
         device = device_kind(self.recipe.run)
-        return Plans(make_plans(self.recipe, device=device, num_ranks=self._num_ranks()))
+        return Plans(make_plans(self.recipe, device=device, num_ranks=self.recipe.num_ranks))
 
     def dry_run(self) -> str:
         """What `--dry-run` prints: what would be loaded, created and counted."""
         from proximo.commands.dry_run import describe
 
         with self._ready():
-            return _in_python(describe(self.recipe))
+            return describe(self.recipe)
 
     @contextmanager
     def _ready(self) -> Generator[None]:
         session_functions.publish(self._objects.functions)
         with functions_of_the_working_directory():
-            try:
-                yield
-            except ProximoError as error:
-                error.args = tuple(_in_python(each) if isinstance(each, str) else each for each in error.args)
-                raise
-
-    def _num_ranks(self) -> int:
-        return max((stage.devices.num or 1 for _, stage in self.recipe.given_stages()), default=1)
+            yield
 
     def _check_ranks(self) -> None:
         from proximo.distributed.world import current
 
-        wanted, size = self._num_ranks(), current().size
+        wanted, size = self.recipe.num_ranks, current().size
         if wanted not in (1, size):
             raise ConfigError(
                 f"devices.num is {wanted}, but this program runs on {size}: start it with torchrun "
@@ -161,28 +149,6 @@ class Training:
         from proximo.config.schema.positioned_yaml import as_yaml, parse_document
 
         return parse_document(as_yaml(self._objects.plain(tree)), "the recipe")
-
-
-def _kind(recipe: "str | Document") -> str:
-    """The kind of the recipe, by its sections. Raises ConfigError if they fit none, or several."""
-    from proximo.config.loader import read_document
-
-    document = read_document(recipe) if isinstance(recipe, str) else recipe
-    kind = recognise(document.data if isinstance(document.data, Mapping) else None)
-    if kind is None:
-        names = ", ".join(each.name for each in recipe_kinds())
-        raise ConfigError(f"{document.origin} has no section that shows what it trains: it needs one of {names}")
-    return kind.name
-
-
-def _in_python(text: str) -> str:
-    """A text for the command line, with its options as arguments of `fit`."""
-
-    def argument(option: re.Match[str]) -> str:
-        name, _, value = option[1].replace("-", "_").partition("=")
-        return f'fit(resume="{value or "must"}")' if name == "resume" else f"fit({name}=True)"
-
-    return OPTION.sub(argument, text)
 
 
 def _override_text(key: str, value: Any) -> str:

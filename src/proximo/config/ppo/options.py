@@ -3,13 +3,14 @@
 Also used by the library: `PPOTrainer(config=PPOConfig())`.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from proximo.config.ppo.advantage import Advantage, GAEConfig
-from proximo.config.ppo.implied import pairs_problem, policy_rate, with_implied
+from proximo.config.ppo.implied import pair_conflicts, policy_rate, with_implied
 from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, PTXConfig, ValueLossConfig
 from proximo.config.ppo.rewards import KL, RewardKLConfig, ScoreConfig, ScoredTruncationConfig, Truncation
 from proximo.config.run import OptimizerConfig
@@ -27,7 +28,7 @@ class RolloutConfig(Section):
     """Draw a random limit for each prompt's responses between this and `max_new_tokens`, both included; null always
     uses `max_new_tokens`."""
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits in the rollout, the reference and the update."""
+    """Divides the logits in the rollout, the reference and the update. In place of 0 set `greedy`."""
     greedy: bool = False
     """Take the most likely token, also in evaluations: there is no exploration, see docs/ppo.md, "Greedy rollouts"."""
     top_k: int | None = Field(None, ge=1)
@@ -36,7 +37,7 @@ class RolloutConfig(Section):
     """Sample only among the most likely tokens that together have this probability. Log-probs are then over these."""
     stop_token_ids: tuple[int, ...] = ()
     """Additional tokens that end a response; the token is kept."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response; tokens up to the end of the string are kept."""
     max_num_seqs: int = Field(64, ge=1)
     """Concurrent responses in decoding; the others wait for a free row. Samples do not depend on it."""
@@ -44,33 +45,15 @@ class RolloutConfig(Section):
     """Sample while the learner trains, with weights that are at most this many steps old when a response begins; 0
     samples before each step trains. docs/rollout.md, "Asynchronous rollouts"."""
 
-    @field_validator("temperature", mode="before")
-    @classmethod
-    def _divides(cls, value: object) -> object:
-        if value == 0:
-            raise ValueError("temperature must be above 0; to decode greedily, set greedy: true")
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
-            )
-        if self.random_limit_min is not None and self.random_limit_min >= self.max_new_tokens:
-            raise ValueError(
-                f"random_limit_min ({self.random_limit_min}) must be below max_new_tokens "
-                f"({self.max_new_tokens}); remove it for a fixed limit"
-            )
-        if self.random_limit_min is not None and self.min_new_tokens > self.random_limit_min:
-            raise ValueError(
-                f"random_limit_min ({self.random_limit_min}) must not be below min_new_tokens ({self.min_new_tokens})"
+    def conflicts(self) -> Iterator[str]:
+        lowest, drawn, highest = self.min_new_tokens, self.random_limit_min or self.max_new_tokens, self.max_new_tokens
+        if not lowest <= drawn <= highest:
+            yield (
+                f"min_new_tokens ({lowest}), random_limit_min ({self.random_limit_min}) and max_new_tokens ({highest}) "
+                "must not fall in this order: raise the last, or lower the others"
             )
         if self.greedy and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("greedy makes top_k and top_p useless: remove them")
-        if any(not text for text in self.stop_strings):
-            raise ValueError("a stop string must not be empty")
-        return self
+            yield "greedy makes top_k and top_p useless: remove them"
 
     @property
     def reshapes_distribution(self) -> bool:
@@ -162,6 +145,11 @@ class PPOConfig(Section):
     """Optimizer of the value model. On a shared trunk `policy_optimizer` is used, and this one only trains the head in
     the critic warm-up."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_implied(cls, values: Any) -> Any:
+        return with_implied(values)
+
     @property
     def responses_per_step(self) -> int:
         """Number of responses that a step trains on."""
@@ -216,143 +204,115 @@ class PPOConfig(Section):
         name = self.task_reward
         return name is None or any(name == source or name.startswith(f"{source}.") for source in sources)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.responses_per_update > self.responses_per_step:
-            raise ValueError(
+            yield (
                 f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
                 f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses: lower it, or set it "
                 f"to null and say with num_minibatches ({self.num_minibatches}) how the batch is divided"
             )
         if self.samples_per_prompt is not None and self.samples_per_prompt <= self.responses_per_prompt:
-            raise ValueError(
+            yield (
                 f"samples_per_prompt ({self.samples_per_prompt}) must exceed responses_per_prompt "
                 f"({self.responses_per_prompt}); remove it to train on all samples"
             )
         if self.critic_warmup_steps and not self.uses_critic:
-            raise ValueError(
+            yield (
                 f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, but advantage "
                 f"{self.advantage.kind} has none: remove it, or use advantage: gae"
             )
         if self.critic_warmup_steps >= self.num_steps:
-            raise ValueError(
+            yield (
                 f"critic_warmup_steps ({self.critic_warmup_steps}) leaves no steps for the policy: it must be "
                 f"below num_steps ({self.num_steps})"
             )
         if self.evaluate_average and self.average_decay is None:
-            raise ValueError("evaluate_average needs average_decay")
-        if self.truncation.bootstraps and not self.uses_critic:
-            raise ValueError("truncation: bootstrap needs a value model: use advantage: gae, or truncation: unscored")
-        return self
+            yield "evaluate_average needs average_decay"
+        yield from chain(self._of_the_estimator(), self._of_samples(), self._of_updates(), self._of_scores())
 
-    @model_validator(mode="after")
-    def _estimator_fits(self) -> Self:
-        problem = pairs_problem(
+    def _of_the_estimator(self) -> Iterator[str]:
+        if self.truncation.bootstraps and not self.uses_critic:
+            yield "truncation: bootstrap needs a value model: use advantage: gae, or truncation: unscored"
+        yield from pair_conflicts(
             self.policy_loss,
             self.advantage,
             kl=self.kl,
             responses_per_prompt=self.responses_per_prompt,
             responses_per_update=self.responses_per_update,
         )
-        if problem:
-            raise ValueError(problem)
         if problem := self.advantage.problem(self.responses_per_prompt):
-            raise ValueError(problem)
+            yield problem
         if self.advantage.needs_greedy and self.rollout.greedy:
-            raise ValueError(
+            yield (
                 f"advantage {self.advantage.kind} compares samples with the greedy response, but rollout.greedy makes "
                 "all responses greedy: remove rollout.greedy, or use another estimator"
             )
         if self.advantage.needs_greedy and self.score.minus_reference_answer:
-            raise ValueError(
+            yield (
                 f"score.minus_reference_answer and advantage {self.advantage.kind} are two baselines of one score: use "
                 "one of them"
             )
-        return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_implied(cls, values: Any) -> Any:
-        return with_implied(values)
-
-    @model_validator(mode="after")
-    def _resamples_alone(self) -> Self:
-        if not self.resamples:
-            return self
-        if self.samples_per_prompt is not None:
-            raise ValueError(
+    def _of_samples(self) -> Iterator[str]:
+        if self.resamples and self.samples_per_prompt is not None:
+            yield (
                 "advantage.zero_variance_groups: resample compares all responses to a prompt, but samples_per_prompt "
                 "trains on the best ones only: remove it, or use exclude"
             )
-        if self.rollout.staleness:
-            raise ValueError(
+        if self.resamples and self.rollout.staleness:
+            yield (
                 "advantage.zero_variance_groups: resample decides on further prompts by the scores of a step, but "
                 "rollout.staleness samples them before: use exclude, or set staleness to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluation_fits(self) -> Self:
         if self.rollout.greedy and self.sampled_per_prompt > 1:
-            raise ValueError(
+            yield (
                 "rollout.greedy gives only one response per prompt, but the configuration asks for "
                 f"{self.sampled_per_prompt}: remove samples_per_prompt and set responses_per_prompt to 1, or do "
                 "not decode greedily"
             )
         if (self.evaluate_greedy or self.rollout.greedy) and self.evaluation_samples_per_prompt > 1:
-            raise ValueError(
+            yield (
                 f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would give copies of one "
                 "response: set it to 1 with evaluate_greedy or rollout.greedy"
             )
         if self.evaluate_reference and (not self.kl.needs_reference or self.kl.reference_every_steps is not None):
-            raise ValueError(
+            yield (
                 "evaluate_reference needs a fixed reference: kl: none has none, and with "
                 "kl.reference_every_steps every evaluation would compare with another one"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _guards_can_skip(self) -> Self:
+    def _of_updates(self) -> Iterator[str]:
         guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
         if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
-            raise ValueError(
+            yield (
                 f"policy_optimizer.in_backward changes weights during the backward pass, so guards.{guards[0]} "
                 "cannot skip an update: set it to null, or in_backward: false"
             )
         if self.ptx is not None and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
-            raise ValueError(
+            yield (
                 "ppo.ptx adds a backward pass to every update, but policy_optimizer.in_backward allows only one: "
                 "remove one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _coefficient_stays_positive(self) -> Self:
         adaptive = self.kl.adaptive
         if adaptive is not None and self.responses_per_step >= 5 * adaptive.horizon:
-            raise ValueError(
+            yield (
                 f"kl.adaptive.horizon ({adaptive.horizon}) must exceed a fifth of the {self.responses_per_step} "
                 "responses of a step; otherwise one step below the target sets the coefficient to 0, where it stays"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _scores_fit(self) -> Self:
+    def _of_scores(self) -> Iterator[str]:
         for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
             if getattr(self.score, key) is not None and not self.truncation.keeps_score:
-                raise ValueError(
+                yield (
                     f"score.{key} is for cut responses, and truncation: {self.truncation.kind} gives them no score: "
                     "they would escape the penalty"
                 )
-        self.score.check_lengths(
-            max_new_tokens=self.rollout.max_new_tokens, random_limit_min=self.rollout.random_limit_min
-        )
+        yield from self.score.length_conflicts(self.rollout.max_new_tokens, self.rollout.random_limit_min)
         if self.score.whiten_rewards != "none" and not self.uses_critic:
-            raise ValueError(
+            yield (
                 "score.whiten_rewards needs advantage: gae; it shifts the reward of every token, so the answers "
                 "of one group would be compared by length"
             )
-        return self
 
     def trunk_problem(self, *, shares_trunk: bool) -> str | None:
         """The first option that does not fit where the value head is, with the reason; None if all fit.

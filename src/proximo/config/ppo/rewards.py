@@ -3,9 +3,10 @@
 The sources of scores: section `reward`.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
 from proximo.config.schema.base import Section
 
@@ -49,29 +50,17 @@ class ScoreConfig(Section):
         defaults = {name: field.default for name, field in type(self).model_fields.items() if name not in alone}
         return any(getattr(self, name) != default for name, default in defaults.items())
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.min_tokens is None) != (self.min_tokens_penalty is None):
-            raise ValueError("min_tokens and min_tokens_penalty must be set together")
-        return self
+            yield "min_tokens and min_tokens_penalty must be set together"
 
-    def check_lengths(self, *, max_new_tokens: int, random_limit_min: int | None = None) -> None:
-        """Raises ValueError for length limits that no response, or only the empty one, can satisfy."""
-        if self.min_tokens is not None and self.min_tokens > max_new_tokens:
-            raise ValueError(
-                f"score.min_tokens ({self.min_tokens}) exceeds rollout.max_new_tokens ({max_new_tokens}): every "
-                "response would be penalised"
-            )
-        if self.min_tokens is not None and random_limit_min is not None and self.min_tokens > random_limit_min:
-            raise ValueError(
-                f"score.min_tokens ({self.min_tokens}) exceeds rollout.random_limit_min ({random_limit_min}): "
-                "responses would be penalised for their random limit"
-            )
-        if self.overlong_buffer_tokens is not None and self.overlong_buffer_tokens > max_new_tokens:
-            raise ValueError(
-                f"score.overlong_buffer_tokens ({self.overlong_buffer_tokens}) must not exceed "
-                f"rollout.max_new_tokens ({max_new_tokens})"
-            )
+    def length_conflicts(self, max_new_tokens: int, random_limit_min: int | None) -> Iterator[str]:
+        """Numbers of tokens above the limit of a response, so that all, or those of a random limit, are penalised."""
+        shortest = random_limit_min or max_new_tokens
+        for key, limit in {"min_tokens": shortest, "overlong_buffer_tokens": max_new_tokens}.items():
+            if (getattr(self, key) or 0) > limit:
+                name = "max_new_tokens" if limit == max_new_tokens else "random_limit_min"
+                yield f"score.{key} ({getattr(self, key)}) must not exceed rollout.{name} ({limit}): lower it"
 
 
 class TruncationConfig(Section):
@@ -170,11 +159,9 @@ class KLConfig(Section):
         """Where the KL over the whole vocabulary is, which needs policy and reference at once; None if nowhere."""
         return None
 
-    @model_validator(mode="after")
-    def _can_adapt(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.adaptive is not None and self.coefficient == 0:
-            raise ValueError("a coefficient of 0 never changes, because it adapts by a factor; set it above 0")
-        return self
+            yield "a coefficient of 0 never changes, because it adapts by a factor; set it above 0"
 
 
 class TokenKLConfig(KLConfig):
@@ -210,13 +197,6 @@ class LossKLConfig(TokenKLConfig):
     estimator: Literal["weighted_k3", "k2", "full"] = "weighted_k3"
     """weighted_k3 and full have the gradient of the KL at each visited state, k2 only in the first update of a step; k1
     would have none on average, plain k3 that of the forward KL."""
-
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _has_the_gradient(cls, estimator: Any) -> Any:
-        if estimator == "k3":
-            raise ValueError("plain k3 in the loss has the gradient of the forward KL: use weighted_k3")
-        return estimator
 
     @property
     def full_in(self) -> Literal["reward", "loss"] | None:

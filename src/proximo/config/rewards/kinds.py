@@ -1,9 +1,9 @@
 """The section `reward`: all sections of reward sources, told apart by `kind`, and a file with this section alone."""
 
-from collections.abc import Sequence
-from typing import Annotated, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, PRMRewardConfig, RemoteRewardConfig
 from proximo.config.rewards.verifiers import (
@@ -37,14 +37,12 @@ class RewardSection(Section):
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
     """What is served: the weighted sum of these sources."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        check_names(self.reward)
-        return self
+    def conflicts(self) -> Iterator[str]:
+        yield from conflicts_of_names(self.reward)
 
 
-def check_names(sources: Sequence[RewardSourceConfig]) -> None:
-    """Raises ValueError if two sources have the same name, since metrics are named after it."""
+def conflicts_of_names(sources: Sequence[RewardSourceConfig]) -> Iterator[str]:
+    """Two sources of one name, since metrics are named after it."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise ValueError(f"reward sources need different names, got {', '.join(names)}; give each a `name`")
+        yield f"reward sources need different names, got {', '.join(names)}; give each a `name`"

@@ -1,23 +1,39 @@
 """Sections of reward sources: models, functions, services. A section names the variable of a token, never the token."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from proximo.config.run import Device
 from proximo.config.schema.base import Section
-from proximo.config.service_address import address_problem, token_variable
+from proximo.config.service_address import ServiceAddress, TokenVariable
 from proximo.metrics.definitions import COMPONENT
 
+NAMES = {"model": "reward_model", "think_answer": "form"}
+"""Kind of a source -> its name, where that is not the kind."""
 
-class ModelRewardConfig(Section):
+
+class SourceOfScoresConfig(Section):
+    """What all sources of scores have in common."""
+
+    kind: str
+    """The kind of source."""
+    name: str = Field(
+        default_factory=lambda given: NAMES.get(given.get("kind", ""), given.get("kind", "")), pattern=f"^{COMPONENT}$"
+    )
+    """Name of this component in the metrics: by default its kind, or `reward_model`, `form`, or that of the
+    function."""
+    weight: float = 1.0
+    """Weight of this source in the sum."""
+
+
+class ModelRewardConfig(SourceOfScoresConfig):
     """Scores by a reward model."""
 
     kind: Literal["model"]
     """A sequence classifier with one label."""
-    name: str = Field("reward_model", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     path: str
     """A folder or Hub name; in a pipeline `@reward` or `@prm`."""
     revision: str | None = None
@@ -34,14 +50,10 @@ class ModelRewardConfig(Section):
     those weights, which saves the memory of a second model. Otherwise the reward model has its own weights."""
     device: Device | None = None
     """Device of this model; null means `run.device`."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
 
-    @model_validator(mode="after")
-    def _adapter_in_a_folder(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.share_base and self.revision is not None:
-            raise ValueError("share_base reads an adapter from a folder, and a folder has no revision: remove revision")
-        return self
+            yield "share_base reads an adapter from a folder, and a folder has no revision: remove revision"
 
 
 class PRMRewardConfig(ModelRewardConfig):
@@ -49,8 +61,6 @@ class PRMRewardConfig(ModelRewardConfig):
 
     kind: Literal["prm"]  # ty: ignore[incompatible-attribute-override]
     """A sequence classifier with one label that `proximo prm` trained."""
-    name: str = Field("prm", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     step_separator: str | None = Field(None, min_length=1)
     """Text that separates the steps of a response; null for the one that the model was trained with, which models from
     elsewhere may not name."""
@@ -63,13 +73,11 @@ class PRMRewardConfig(ModelRewardConfig):
     and the sum is the score, which grows with the number of steps."""
 
 
-class FunctionRewardConfig(Section):
+class FunctionRewardConfig(SourceOfScoresConfig):
     """Scores by a Python function."""
 
     kind: Literal["function"]
     """A function, named by its import path."""
-    name: str = Field("function", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics; the name of the function where you give none."""
     function: str
     """`package.module:function`, called with what its parameters name: prompts, responses, completions, columns of the
     rows; or the import path of an object with `name` and a method `score`, a source. docs/rewards.md."""
@@ -78,8 +86,6 @@ class FunctionRewardConfig(Section):
     timeout_seconds: float = Field(600.0, gt=0)
     """Time limit of the function for one batch; the run stops when it is exceeded. A function that asks a slow service
     may need more."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,16 +94,14 @@ class FunctionRewardConfig(Section):
         return {"name": own} | values if re.fullmatch(COMPONENT, own) else values
 
 
-class RemoteRewardConfig(Section):
+class RemoteRewardConfig(SourceOfScoresConfig):
     """Scores from a reward service, such as `proximo serve-reward` on another machine. docs/remote-rewards.md."""
 
     kind: Literal["remote"]
     """A reward service over HTTP."""
-    name: str = Field("remote", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    url: str
+    url: ServiceAddress
     """Address of the service, such as http://verifiers:8321. Use https on a network that you do not trust."""
-    token_env: Annotated[str, AfterValidator(token_variable)] | None = None
+    token_env: TokenVariable | None = None
     """Environment variable that holds the token of the service; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
     """Responses in one request. More suit a quick verifier, fewer a slow one."""
@@ -107,20 +111,7 @@ class RemoteRewardConfig(Section):
     """Wall-clock limit of one request, after which it is sent again. Slow verifiers need more."""
     step_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of all responses of a step. A response without a result by then has no score."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
 
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        if problem := address_problem(url):
-            raise ValueError(problem)
-        return url
-
-    @model_validator(mode="after")
-    def _a_request_fits_a_step(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.request_seconds > self.step_seconds:
-            raise ValueError(
-                f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"
-            )
-        return self
+            yield f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"

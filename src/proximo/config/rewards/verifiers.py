@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from proximo.config.rewards.sources import SourceOfScoresConfig
 from proximo.config.schema.base import Section
-from proximo.metrics.definitions import COMPONENT
 from proximo_verifiers.sandbox.guarantees import check_names
 
 TEXT_VERIFIERS = "proximo.rewards.text_verifiers"
@@ -20,18 +20,12 @@ LEAST_WALL_PER_CPU = 2.0
 """Wall-clock seconds allowed for each CPU second; the same constant as that of the verifier."""
 
 
-class VerifierRewardConfig(Section):
+class VerifierRewardConfig(SourceOfScoresConfig):
     """The keys that all sources with a verifier in worker processes share."""
 
     implementation: ClassVar[str]
     """`package.module:Class` of the verifier, which each worker constructs with `verifier_options`."""
 
-    kind: str
-    """The kind of source."""
-    name: str
-    """Name of this component in the metrics."""
-    weight: float = 1.0
-    """Weight of this source in the sum."""
     workers: int | None = Field(None, ge=1)
     """Worker processes of this source; null for one per core."""
     answer_seconds: float = Field(10.0, gt=0)
@@ -41,8 +35,8 @@ class VerifierRewardConfig(Section):
     """Wall-clock limit of all answers of a step. An answer that is not graded by then has no score."""
 
     @property
-    def memory_of_a_worker_mib(self) -> int | None:
-        """Address space of a worker, and of each process that it starts; None for no limit."""
+    def memory_of_a_worker_mib(self) -> int:
+        """Address space of a worker, and of each process that it starts."""
         return WORKER_MEMORY_MIB
 
     def verifier_path(self) -> str:
@@ -70,14 +64,12 @@ class AnswerScores(Section):
     """Score of a response without an answer; for programs, of one without a program. A lower one than `incorrect`
     teaches the form first."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if not max(self.incorrect, self.no_answer) < self.correct:
-            raise ValueError(
+            yield (
                 f"correct ({self.correct:g}) must be above incorrect ({self.incorrect:g}) and no_answer "
                 f"({self.no_answer:g})"
             )
-        return self
 
 
 class AnswerRewardConfig(VerifierRewardConfig):
@@ -96,19 +88,10 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
 
     kind: Literal["verifier"]
     """A verifier class, named by its import path. docs/rewards.md, "A verifier of your own"."""
-    name: str = Field("verifier", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     verifier_class: str
     """`package.module:Class` with a method `grade`; each worker makes one."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
-    worker_memory_mib: int | None = Field(WORKER_MEMORY_MIB, ge=128)
-    """Address space in MiB of a worker, and of each process that it starts; null for no limit, as a verifier may need
-    that loads a model."""
-
-    @property
-    def memory_of_a_worker_mib(self) -> int | None:
-        return self.worker_memory_mib
 
     def verifier_path(self) -> str:
         return self.verifier_class
@@ -124,21 +107,13 @@ class MathsRewardConfig(AnswerRewardConfig):
 
     kind: Literal["maths"]
     """Compares mathematical answers, exactly where it can."""
-    name: str = Field("maths", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "tags", "hash", "phrase"), min_length=1)
-    """Places to look for the answer, in order; the first place that has one is used. `boxed`: \\boxed{}; `tags`:
-    <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A: ...`; `number`: the
-    last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
-    multiple_answers: Literal["last", "first", "agree"] = "last"
-    """Which of several answers in one place is used. `first`: for a base model that goes on to further questions.
-    `agree`: all must be equal, else the response has no answer."""
+    """Places to look for the answer, in order; of the first place that has one the last one is used. `boxed`:
+    \\boxed{}; `tags`: <answer>...</answer>; `hash`: after ####; `phrase`: after "the answer is"; `label`: a line `A:
+    ...`; `number`: the last number; `pattern`: a match of the key `pattern`; `response`: the whole response."""
     pattern: str | None = None
     """Regular expression for `answer_from: [pattern]`, for answers in a form of your own; the answer is its first
     group, or the whole match without groups. A match that takes longer than `answer_seconds` is incorrect."""
-    relative_tolerance: float | None = Field(None, gt=0, lt=1)
-    """Largest relative difference between a real number and the reference, for references that are measured or
-    rounded; null demands the exact value."""
     symbolic: Literal["auto", "always", "never"] = "auto"
     """Whether math-verify compares answers that the exact grammar cannot parse. `auto`: if the extra `maths` is
     installed; `always`: the extra must be installed."""
@@ -151,16 +126,14 @@ class MathsRewardConfig(AnswerRewardConfig):
             "unless it is written like the reference: pip install 'proximo[maths]', or set symbolic: never",
         )
 
-    @model_validator(mode="after")
-    def _pattern_that_is_used(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.pattern is None) == ("pattern" in self.answer_from):
-            raise ValueError("pattern and answer_from: [pattern] need each other: set both or neither")
+            yield "pattern and answer_from: [pattern] need each other: set both or neither"
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                raise ValueError(f"pattern is not a regular expression: {error}") from error
-        return self
+                yield f"pattern is not a regular expression: {error}"
 
 
 class CountdownRewardConfig(AnswerRewardConfig):
@@ -170,15 +143,11 @@ class CountdownRewardConfig(AnswerRewardConfig):
 
     kind: Literal["countdown"]
     """Parses an arithmetic expression and computes it exactly."""
-    name: str = Field("countdown", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_from: tuple[Literal["tags", "boxed", "last_line", "response"], ...] = Field(
         ("tags", "boxed", "last_line"), min_length=1
     )
     """Places to look for the expression, in order; the last expression in the first place that has one is used. `tags`:
     <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `response`: the whole response."""
-    number_usage: Literal["exactly_once", "at_most_once"] = "exactly_once"
-    """How often each given number must be used; `at_most_once` in the rules of the television game."""
     operators: tuple[Operator, ...] = Field(("+", "-", "*", "/"), min_length=1)
     """Allowed operators."""
 
@@ -190,8 +159,6 @@ class CodeRewardConfig(AnswerRewardConfig):
 
     kind: Literal["code"]
     """Runs the program in a response against the tests of its row."""
-    name: str = Field("code", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of one answer with all its tests, counted from when its grading begins; the time in the queue is
     limited by `step_seconds` alone. A program gets 0.45 of it, so that a program which the machine kept waiting can be
@@ -250,16 +217,14 @@ class CodeRewardConfig(AnswerRewardConfig):
         """Lower bound of `answer_seconds`: two runs, each with twice its CPU seconds and its idle seconds."""
         return 2 * (LEAST_WALL_PER_CPU * self.cpu_seconds + self.idle_seconds)
 
-    @model_validator(mode="after")
-    def _time_for_two_runs(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         shortest = self.shortest_answer_seconds
         if self.answer_seconds <= shortest:
-            raise ValueError(
+            yield (
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, four times cpu_seconds "
                 f"({self.cpu_seconds:g}) plus twice idle_seconds ({self.idle_seconds:g}), because a program that the "
                 "machine kept waiting is run twice: raise answer_seconds, or lower the other two"
             )
-        return self
 
 
 class QuickRewardConfig(VerifierRewardConfig):
@@ -276,8 +241,6 @@ class PatternRewardConfig(QuickRewardConfig):
 
     kind: Literal["pattern"]
     """One score for a response with a match, another for one without."""
-    name: str = Field("pattern", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     pattern: str
     """A regular expression of the `regex` package, a superset of Python's. Write it in single quotes, so that YAML
     keeps backslashes; for the whole response begin it with `\\A` and end it with `\\Z`."""
@@ -324,8 +287,6 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     kind: Literal["think_answer"]
     """1 for a response of that form, else `min_score`. With `verifier`, 1 for a correct answer in any form; the form
     then distinguishes incorrect answers only."""
-    name: str = Field("form", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
     verifier: VerifierConfig | None = None
     """A verifier with its own keys, such as `{kind: pattern, pattern: ...}`. An answer is correct if it scores 1 or
     more."""
@@ -338,13 +299,13 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_worker_for_both(cls, given: Any) -> Any:
-        """Copy name, worker and limits of this section into the nested verifier, so that its validators see them."""
+        """Copy worker, weight and limits of this section into the nested verifier, so that its validators see them."""
         verifier = given.get("verifier") if isinstance(given, Mapping) else None
         if isinstance(verifier, VerifierRewardConfig):
             verifier = verifier.model_dump(exclude_unset=True)
         if not isinstance(verifier, Mapping):
             return given
-        names = {*VerifierRewardConfig.model_fields} - {"kind"}
+        names = {*VerifierRewardConfig.model_fields} - {"kind", "name"}
         shared = {name: given.get(name, cls.model_fields[name].default) for name in names}
         others = sorted(name for name in shared if name in verifier and verifier[name] != shared[name])
         if others:
@@ -354,18 +315,16 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
             )
         return {**given, "verifier": {**verifier, **shared}}
 
-    @model_validator(mode="after")
-    def _scores_on_both_sides_of_one(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         best, worst = (math.inf, -math.inf) if self.verifier is None else _scores_of(self.verifier)
         if not worst < 1 <= best:
-            raise ValueError(
+            yield (
                 f"verifier scores a correct answer {best:g} and an incorrect one {worst:g}, but think_answer takes a "
                 "score of 1 or more as correct and a lower one as incorrect: change its scores"
             )
-        return self
 
     @property
-    def memory_of_a_worker_mib(self) -> int | None:
+    def memory_of_a_worker_mib(self) -> int:
         """That of the nested verifier, which runs in the same worker."""
         return super().memory_of_a_worker_mib if self.verifier is None else self.verifier.memory_of_a_worker_mib
 

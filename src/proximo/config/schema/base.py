@@ -1,6 +1,7 @@
 """The base class of all config sections."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -18,23 +19,12 @@ class _SectionMeta(type(BaseModel)):
 
         def __call__(cls, *arguments: Any, **values: Any) -> Any:
             if arguments:
-                argument, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
-                advice = f"write {cls.__name__}(**settings)" if isinstance(argument, dict) else f"write {example}=..."
-                raise ConfigError(f"{cls.__name__} takes its settings by name, got {argument!r:.60}: {advice}")
+                advice = f"write {cls.__name__}(**settings)"
+                raise ConfigError(f"{cls.__name__} takes its settings by name, got {arguments[0]!r:.60}: {advice}")
             try:
                 return super().__call__(**values)
             except ValidationError as error:
                 raise construction_error(error, cls, values) from error
-
-
-def _frozen(section: "Section", name: str) -> ConfigError:
-    kind = type(section).__name__
-    if name not in type(section).model_fields:
-        return ConfigError(f"{kind} has no setting {name!r}, and its settings cannot be changed once it is made")
-    return ConfigError(
-        f"the settings of a {kind} cannot be changed once it is made: make another, "
-        f"{kind}(**{{**config.model_dump(exclude_unset=True), {name!r}: ...}})"
-    )
 
 
 def _completed(given: Any, default: "Section", has_kinds: bool) -> Any:
@@ -56,15 +46,15 @@ class Section(BaseModel, metaclass=_SectionMeta):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    if not TYPE_CHECKING:  # a type checker would apply these signatures to every field
+    def conflicts(self) -> Iterator[str]:
+        """What does not fit together among the settings, as sentences that say what to do. The first is reported."""
+        yield from ()
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            """Raises ConfigError, since fields are validated together."""
-            raise _frozen(self, name)
-
-        def __delattr__(self, name: str) -> None:
-            """Raises ConfigError, as `__setattr__` does."""
-            raise _frozen(self, name)
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for conflict in self.conflicts():
+            raise ValueError(conflict)
+        return self
 
     @model_validator(mode="before")
     @classmethod

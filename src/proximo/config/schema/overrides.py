@@ -3,11 +3,13 @@
 A value is a plain YAML 1.2 scalar, or a list, mapping or quoted text in YAML's flow style.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from proximo.config.schema.fields import (
+    Path,
     annotation_at,
     child_of,
     has_kinds,
@@ -44,11 +46,6 @@ def parse_override(text: str) -> Override:
 def _parse_value(value: str, override: str) -> Any:
     if value[0] in "[{\"'":
         return parse_document(value, f"the override {override!r}").data
-    if value[0] == "#":
-        raise ConfigError(
-            f"the value of the override {override!r} begins with #, which begins a comment in a recipe: put the value "
-            "in quotes of its own where it is meant"
-        )
     return plain_scalar(value)
 
 
@@ -59,42 +56,33 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], schema:
     the previous kind.
     """
     for override in overrides:
-        tree = _with_value(tree, (), override, _Target(schema, tree))
+        tree = _with_value(tree, (), override, partial(annotation_at, schema, tree))
     return tree
 
 
-@dataclass(frozen=True)
-class _Target:
-    """The schema and the whole tree that an override is applied to. The tree determines the kinds of its sections."""
-
-    schema: Any
-    tree: Any
-
-    def annotation(self, path: tuple[str, ...]) -> Any:
-        return annotation_at(self.schema, self.tree, path)
-
-
-def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _Target) -> Any:
+def _with_value(node: Any, done: tuple[str, ...], override: Override, annotation: Callable[[Path], Any]) -> Any:
     """A copy of `node`, whose path is `done`, with the override applied."""
     if done == override.path:
         return override.value
     piece = override.path[len(done)]
-    if isinstance(node, list) or (node is None and is_list(target.annotation(done)) and piece.isdecimal()):
-        return _with_item(node or [], done, override, target)
-    if isinstance(node, str) and has_kinds(target.annotation(done)):
+    if isinstance(node, list) or (node is None and is_list(annotation(done)) and piece.isdecimal()):
+        return _with_item(node or [], done, override, annotation)
+    if isinstance(node, str) and has_kinds(annotation(done)):
         node = {"kind": node}
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {override.text!r}: {'.'.join(done)} is {node!r}, which has no keys below it")
-    child = _with_value(child_of(node, piece), (*done, piece), override, target)
+    child = _with_value(child_of(node, piece), (*done, piece), override, annotation)
     changed = {**(node or {}), piece: child}
     if (*done, piece) != override.path:
         return changed
-    if child is None and _refuses_null(target.annotation(override.path)):
+    if child is None and _refuses_null(annotation(override.path)):
         return {key: value for key, value in changed.items() if key != piece}
-    return _without_other_kind(changed, target.annotation(done)) if piece == "kind" else changed
+    return _without_other_kind(changed, annotation(done)) if piece == "kind" else changed
 
 
-def _with_item(items: list[Any], done: tuple[str, ...], override: Override, target: _Target) -> list[Any]:
+def _with_item(
+    items: list[Any], done: tuple[str, ...], override: Override, annotation: Callable[[Path], Any]
+) -> list[Any]:
     piece = override.path[len(done)]
     if not piece.isdecimal() or int(piece) > len(items):
         raise ConfigError(
@@ -102,7 +90,7 @@ def _with_item(items: list[Any], done: tuple[str, ...], override: Override, targ
             f"and {len(items)} adds one"
         )
     index = int(piece)
-    item = _with_value(child_of(items, piece), (*done, piece), override, target)
+    item = _with_value(child_of(items, piece), (*done, piece), override, annotation)
     return [*items[:index], item, *items[index + 1 :]]
 
 

@@ -36,13 +36,7 @@ WORDS = {
 }
 """Tag -> the unquoted words that have it; all others are text."""
 COLLECTIONS = (f"{TAG}seq", f"{TAG}map")
-HINTS = {
-    "found character '\\t' that cannot start any token": "indent with spaces, not with tabs",
-    "found character '@' that cannot start any token": 'put quotes around it, as in path: "@sft"',
-    "found character '%' that cannot start any token": "put quotes around it",
-    "found character '`' that cannot start any token": "put quotes around it",
-    "mapping values are not allowed here": "put quotes around text that holds a colon, and check the indentation",
-}
+HINT = "indent with spaces, and put quotes around text that holds a colon or begins with a sign, such as @"
 
 
 class _CoreResolver(VersionedResolver):
@@ -127,9 +121,7 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
 def _syntax_message(error: MarkedYAMLError, origin: str) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
-    problem = str(error.problem or error.context)
-    hint = f"; {HINTS[problem]}" if problem in HINTS else ""
-    return f"{where}: not valid YAML: {problem}{hint}"
+    return f"{where}: not valid YAML: {error.problem or error.context}; {HINT}"
 
 
 def _checked_size(node: Node, origin: str, sizes: dict[Node, int]) -> int:

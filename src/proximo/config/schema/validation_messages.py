@@ -2,10 +2,11 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, reduce
+from itertools import takewhile
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -28,47 +29,19 @@ from proximo.errors import ConfigError
 MAX_VALUE_CHARACTERS = 60
 MAX_SUGGESTIONS = 3
 EXPECTED = {
-    "bool": "true or false",
-    "dict": "a mapping",
-    "finite_number": "a finite number",
-    "float": "a number",
-    "greater_than": "above {gt}",
-    "greater_than_equal": "at least {ge}",
-    "int": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a smaller whole number",
-    "less_than": "below {lt}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-    "string": "text",
-    "string_pattern_mismatch": "letters, digits, '_', '.' and '-' only",
-    "too_long": "a list of at most {max_length}",
-    "too_short": "a list of at least {min_length}",
-    "tuple": "a list",
+    "bool": "be true or false",
+    "dict": "be a mapping",
+    "int": "be a whole number",
+    "int_from_float": "be a whole number",
+    "int_parsing_size": "be a smaller whole number",
+    "model": "be a section",
+    "model_attributes": "be a section",
+    "string": "be text (put it in quotes)",
+    "too_short": "be a list of at least {min_length}",
+    "tuple": "be a list",
 }
-"""Type of a pydantic error, without `_type` and `_parsing` at its end -> description of the expected value."""
-
-TRL_WORDS = {
-    "beta": "kl.coefficient",
-    "cliprange": "objective.clip_low",
-    "environment_factory": "environment",
-    "epsilon": "objective.clip_low",
-    "epsilon_high": "objective.clip_high",
-    "init_kl_coef": "kl.coefficient",
-    "kl_coef": "kl.coefficient",
-    "lam": "advantage.gae_lambda",
-    "loss_type": "policy_loss.aggregation",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_steps": "ppo.num_steps",
-    "max_tool_calling_iterations": "environment.max_turns",
-    "num_generations": "ppo.responses_per_prompt",
-    "num_iterations": "ppo.epochs_per_step",
-    "r": "lora.rank",
-    "response_length": "rollout.max_new_tokens",
-    "scale_rewards": "ppo.advantage",
-    "vf_coef": "value_loss.coefficient",
-}
-"""A word of TRL -> the end of the path of our key, for hints alone."""
+"""Type of a pydantic error, without `_type` and `_parsing` at its end -> what the value must be, where pydantic's own
+words would not do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +116,15 @@ def _without_repeated_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetail
     """The errors without those that follow from another one.
 
     A pipeline passes its `run` to every stage, so each error in it would be repeated. pydantic also calls a list with
-    invalid items too short, since it counts only valid ones.
+    invalid items too short, since it counts only valid ones, and a default that depends on an invalid key missing.
     """
     shared = {(error["type"], error["loc"]) for error in errors if error["loc"][:1] == ("run",)}
-    no_run = ("missing", ("run",)) in shared
     return [
         error
         for error in errors
         if (error["type"], error["loc"][1:]) not in shared
-        and not (no_run and error["type"] == "missing" and error["loc"][1:2] == ("run",))
+        and not (("missing", ("run",)) in shared and error["type"] == "missing" and error["loc"][1:2] == ("run",))
+        and error["type"] != "default_factory_not_called"
         and not (error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
     ]
 
@@ -174,7 +147,6 @@ def key_path(error: ErrorDetails, tree: Any) -> Path:
 def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str:
     error, name = errors[0], ".".join(path)
     annotation = annotation_at(source.schema, source.tree, path)
-    kinds = [kind for section in sections_of(annotation) for kind in kinds_of(section)]
     null = ["null"] if is_nullable(annotation) and error["input"] is not None else []
     match error["type"]:
         case "extra_forbidden":
@@ -184,20 +156,17 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
         case "value_error":
             text = str(error.get("ctx", {}).get("error", error["msg"]))
             return f"{name}: {text}" if name else text
-        case "union_tag_not_found":
-            return f"{name}.kind is missing; it is one of {', '.join(kinds)}"
-        case "union_tag_invalid":
-            given, wanted = child_of(error["input"], "kind"), ", or ".join([", ".join(kinds), *null])
-            return f"{name}.kind must be one of {wanted}, got {show(given)}{_meant(given, kinds)}"
-    expected = list(dict.fromkeys(_expected(error, annotation) for error in errors)) + null
-    words = [word for error in errors for word in re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))]
-    return f"{name} must be {' or '.join(expected)}, got {show(error['input'])}{_meant(error['input'], words)}"
+        case "union_tag_not_found" | "union_tag_invalid":
+            kinds = [kind for section in sections_of(annotation) for kind in kinds_of(section)]
+            wanted = ", or ".join([", ".join(kinds), *null])
+            return f"{name}.kind must be one of {wanted}, got {show(child_of(error['input'], 'kind'))}"
+    expected = " or ".join([*dict.fromkeys(map(_expected, errors)), *null]).replace(" or be ", " or ")
+    return f"{name} must {expected}, got {show(error['input'])}"
 
 
-def _meant(given: Any, words: Iterable[str]) -> str:
-    """A hint with the word that was probably meant, or the empty string."""
-    close = get_close_matches(given.lower(), words, n=1) if isinstance(given, str) else ()
-    return f"; did you mean {close[0]}?" if close else ""
+def _expected(error: ErrorDetails) -> str:
+    phrase = EXPECTED.get(error["type"].removesuffix("_type").removesuffix("_parsing"))
+    return phrase.format(**error.get("ctx", {})) if phrase else re.sub(r"^\w+ should ", "", error["msg"])
 
 
 def _unknown(path: Path, source: Source) -> str:
@@ -214,25 +183,23 @@ def _unknown(path: Path, source: Source) -> str:
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
     """Full paths of the known keys that were probably meant, at most MAX_SUGGESTIONS and without `typed` itself.
 
-    A similar name in the same section comes first, then what a word of TRL is here, then the same name anywhere, then a
-    similar one anywhere. The name is also compared with the last two parts of a path: `kl_coef` with `kl.coefficient`.
+    A similar name in the same section comes first, then a similar one anywhere. The name is also compared with the last
+    two parts of a path: `kl_coef` with `kl.coefficient`.
     """
     name = typed[-1].lower().replace("-", "_")
-    others = dict.fromkeys(_in_place_of(typed, path) for path in _all_paths(schema))
-    ends: dict[str, list[Path]] = {}
-    for path in others.keys() - {typed}:
-        for end in {path[-1], "_".join(path[-2:])}:
-            ends.setdefault(end, []).append(path)
-    beside = {path[-1]: [path] for path in others if path[:-1] == typed[:-1] and path != typed}
+    shared = {path: _num_shared(typed, path) for path in _all_paths(schema)}
+    others = [path for path in ((*typed[:num], *path[num:]) for path, num in shared.items()) if path != typed]
+    beside = [path[-1] for path in others if path[:-1] == typed[:-1]]
     longer = [other for other in beside if len(name) > 2 and other.startswith(name)]
-    near = [beside[other] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)]
-    if name in TRL_WORDS:
-        near.append([path for path in others if ".".join(path).endswith(TRL_WORDS[name])])
-    near += [ends[end] for end in get_close_matches(name, ends, cutoff=0.75)]
+    near: list[list[Path]] = [
+        [(*typed[:-1], other)] for other in (*get_close_matches(name, beside, cutoff=0.7), *longer)
+    ]
+    ends = {end for path in others for end in (path[-1], "_".join(path[-2:]))}
+    for end in get_close_matches(name, ends, cutoff=0.75):
+        near.append([path for path in others if end in (path[-1], "_".join(path[-2:]))])
     for paths in near:
-        known = [path for path in paths if annotation_at(schema, tree, path) is not None]
-        ranks = {path: (_num_shared(typed, path), -len(path)) for path in known}
-        if best := [".".join(path) for path in others if path in ranks and ranks[path] == max(ranks.values())]:
+        ranks = {path: (_num_shared(typed, path), -len(path)) for path in paths if annotation_at(schema, tree, path)}
+        if best := [".".join(path) for path, rank in ranks.items() if rank == max(ranks.values())]:
             return tuple(best[:MAX_SUGGESTIONS])
     return ()
 
@@ -242,18 +209,10 @@ def _all_paths(schema: Any) -> tuple[Path, ...]:
     return tuple(path for path, _ in key_paths(schema))
 
 
-def _in_place_of(typed: Path, path: Path) -> Path:
-    """`path` with the list indices of `typed` where it has the same lists."""
-    shared = _num_shared(typed, path)
-    return (*typed[:shared], *path[shared:])
-
-
 def _num_shared(typed: Path, path: Path) -> int:
     """Number of parts that two paths have in common at their start; any two list indices count as equal."""
-    for index, (one, other) in enumerate(zip(typed, path, strict=False)):
-        if one != other and not (one.isdecimal() and other.isdecimal()):
-            return index
-    return min(len(typed), len(path))
+    equal = (one == other or (one.isdecimal() and other.isdecimal()) for one, other in zip(typed, path, strict=False))
+    return sum(takewhile(bool, equal))
 
 
 def _missing(path: Path, source: Source) -> str:
@@ -263,20 +222,6 @@ def _missing(path: Path, source: Source) -> str:
     section = section_for(parent, reduce(child_of, path[:-1], source.tree))
     meaning = section.model_fields[path[-1]].description if section and path[-1] in section.model_fields else None
     return f"{'.'.join(path)} is missing" + (f": {first_sentence(meaning)}" if meaning else "")
-
-
-def _expected(error: ErrorDetails, annotation: Any) -> str:
-    kind, sections = error["type"], sections_of(annotation)
-    if kind in ("model_type", "model_attributes_type"):
-        return (
-            f"a section with keys such as {', '.join(list(sections[0].model_fields)[:4])}" if sections else "a section"
-        )
-    if kind == "string_type" and isinstance(error["input"], bool | int | float):
-        return "text (put it in quotes)"
-    if phrase := EXPECTED.get(kind.removesuffix("_type").removesuffix("_parsing")):
-        found = phrase.format(**error.get("ctx", {}))
-        return found.replace("True", "true").replace("False", "false") if kind == "literal_error" else found
-    return error["msg"].removeprefix("Input should be ").lower()
 
 
 def first_sentence(text: str) -> str:
