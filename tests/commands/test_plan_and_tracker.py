@@ -79,7 +79,7 @@ def test_activations_and_gradients_are_those_of_an_independent_tracker(
     run_through_modules(monkeypatch)  # as the tracker does, which has hooks
     phase = planned(make_inputs(tmp_path), checkpointing=checkpointing)
     beside = ("weights", "optimizer", "process", "allocator")
-    counted = sum(size for part, size in phase.parts.items() if not part.endswith(beside))
+    counted = sum(size for part, size in phase.parts_bytes.items() if not part.endswith(beside))
     assert counted == pytest.approx(tracked(checkpointing=checkpointing), rel=0.01)
 
 
@@ -88,6 +88,6 @@ def test_the_weights_and_moments_of_a_7b_model_are_those_of_its_formula(tmp_path
     width, inner, key_width = 3584, 18944, 512
     layer = 2 * (width * width + width * key_width) + 3 * width * inner + (width + 2 * key_width) + 2 * width
     parameters = 2 * 152064 * width + 2 * layer + width
-    assert phase.parts["policy weights"] == pytest.approx(4 * parameters, abs=4096)
-    assert phase.parts["policy optimizer"] == pytest.approx(8 * parameters, abs=4096)
-    assert phase.parts["gradients"] <= 4 * parameters
+    assert phase.parts_bytes["policy weights"] == pytest.approx(4 * parameters, abs=4096)
+    assert phase.parts_bytes["policy optimizer"] == pytest.approx(8 * parameters, abs=4096)
+    assert phase.parts_bytes["gradients"] <= 4 * parameters

@@ -88,8 +88,8 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
         parameters = list(model.model.parameters())
         fresh = [p for p in parameters if p.data_ptr() not in seen]
         assert (planned.name, planned.parameters) == (role, sum(p.numel() for p in parameters))
-        assert planned.shared == planned.parameters - sum(p.numel() for p in fresh)
-        assert planned.trained == sum(p.numel() for p in fresh if p.requires_grad)
+        assert planned.shared_parameters == planned.parameters - sum(p.numel() for p in fresh)
+        assert planned.trained_parameters == sum(p.numel() for p in fresh if p.requires_grad)
         tensors = {t.data_ptr(): t for t in (*parameters, *model.model.buffers()) if t.data_ptr() not in seen}
         held[f"{role} weights"] = sum(t.untyped_storage().nbytes() for t in tensors.values())
         seen |= set(tensors)
@@ -99,7 +99,7 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
         learner.optimizer.step()
         state = [t for s in learner.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
         held[f"{role} optimizer"] = sum(t.untyped_storage().nbytes() for t in state)
-    found = {part: size for part, size in plan.phases[0].parts.items() if part.endswith(("weights", "optimizer"))}
+    found = {part: size for part, size in plan.phases[0].parts_bytes.items() if part.endswith(("weights", "optimizer"))}
     assert found == {part: size for part, size in held.items() if size}
 
 
@@ -115,19 +115,19 @@ def test_the_phases_of_a_step_are_its_calls(place, plain):
 
 def test_sampling_ahead_takes_a_copy_of_the_trained_weights_and_a_pass_for_log_probs(place):
     plan = plan_of("ppo", place, {"ppo.rollout.staleness": 2})
-    parts = plan.phases[0].parts
+    parts = plan.phases[0].parts_bytes
     assert parts["sampler weights"] == parts["policy weights"] > 0
     assert "policy_logprobs" in [phase.name for phase in plan.phases]
     assert any("beside the rest of earlier steps" in note for note in plan.notes)
     adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "model.lora": LORA})
     sampler = next(role for role in adapter.roles if role.name == "sampler")
-    assert 0 < sampler.parameters - sampler.shared < sampler.parameters / 4, "the base is the policy's"
+    assert 0 < sampler.parameters - sampler.shared_parameters < sampler.parameters / 4, "the base is the policy's"
 
 
 def test_sampling_ahead_takes_its_memory_beside_every_other_call(place, plain):
     def own(phase) -> int:
         shared = ("weights", "optimizer", "process", "allocator")
-        return sum(size for part, size in phase.parts.items() if not part.endswith(shared))
+        return sum(size for part, size in phase.parts_bytes.items() if not part.endswith(shared))
 
     alone = {phase.name: own(phase) for phase in plain["ppo"].phases}
     beside = {phase.name: own(phase) for phase in plan_of("ppo", place, {"ppo.rollout.staleness": 2}).phases}
@@ -159,9 +159,9 @@ def test_moments_of_8_bits_are_those_of_bitsandbytes():
 def test_an_optimizer_in_the_backward_holds_no_whole_gradient(place):
     whole = {"sft.examples_per_step": 1, "data.max_tokens": 4, "model.config.num_hidden_layers": 4}
     late, early = (plan_of("sft", place, whole | extra) for extra in ({}, {"sft.optimizer": EARLY}))
-    trained = 4 * late.roles[0].trained
-    assert late.largest.parts["gradients"] > 0.8 * trained
-    assert early.largest.parts.get("gradients", 0) < trained / 4
+    trained = 4 * late.roles[0].trained_parameters
+    assert late.largest.parts_bytes["gradients"] > 0.8 * trained
+    assert early.largest.parts_bytes.get("gradients", 0) < trained / 4
     assert early.peak < late.peak - trained / 2
 
 
@@ -169,7 +169,10 @@ def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
     texts = {"sources": [{"path": str(place / "texts.jsonl")}], "max_tokens": 48}
     with_texts = {"ptx_data": texts, "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3}}
     plan, two_updates = plan_of("ppo", place, with_texts), 2
-    assert phase_of(plan, "train_policy").tokens == phase_of(plain["ppo"], "train_policy").tokens + two_updates * 3 * 48
+    assert (
+        phase_of(plan, "train_policy").tokens_per_step
+        == phase_of(plain["ppo"], "train_policy").tokens_per_step + two_updates * 3 * 48
+    )
     assert phase_of(plan, "train_policy").peak > phase_of(plain["ppo"], "train_policy").peak
     assert phase_of(plan, "train_value") == phase_of(plain["ppo"], "train_value")
 
@@ -177,21 +180,24 @@ def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
 def test_m2po_reads_each_minibatch_once_more(place, plain):
     marked = phase_of(plan_of("ppo", place, {"ppo.policy_loss": {"objective": "m2po"}}), "train_policy")
     usual, reading = phase_of(plain["ppo"], "train_policy"), phase_of(plain["ppo"], "reference_logprobs")
-    assert (marked.tokens, marked.flops) == (usual.tokens + reading.tokens, usual.flops + reading.flops)
+    assert (marked.tokens_per_step, marked.flops_per_step) == (
+        usual.tokens_per_step + reading.tokens_per_step,
+        usual.flops_per_step + reading.flops_per_step,
+    )
     assert marked.peak == usual.peak
 
 
 def test_best_of_n_samples_and_scores_more_than_it_trains_on(place, plain):
     plan = plan_of("ppo", place, {"ppo.samples_per_prompt": 4})
-    assert phase_of(plan, "generate").tokens == 4 * 12 + 4 * 4 * 4  # prompts, and sampled responses
+    assert phase_of(plan, "generate").tokens_per_step == 4 * 12 + 4 * 4 * 4  # prompts, and sampled responses
     # Samples of one prompt share all of it but its last token.
-    assert phase_of(plan, "score").tokens == 4 * 11 + 4 * 4 * (1 + 4)
+    assert phase_of(plan, "score").tokens_per_step == 4 * 11 + 4 * 4 * (1 + 4)
     assert phase_of(plan, "train_policy") == phase_of(plain["ppo"], "train_policy")
 
 
 def test_reference_answers_are_scored_too(place, plain):
     plan = plan_of("ppo", place, {"ppo.score.minus_reference_answer": True})
-    assert phase_of(plan, "score").tokens == 2 * phase_of(plain["ppo"], "score").tokens
+    assert phase_of(plan, "score").tokens_per_step == 2 * phase_of(plain["ppo"], "score").tokens_per_step
 
 
 def test_what_cannot_be_planned_is_refused_and_what_is_left_out_is_said(place):
@@ -262,7 +268,7 @@ def test_dropout_is_kept_where_it_is_asked_for(place):
 
 def test_bf16_keeps_a_copy_for_the_rollout_and_computes_the_old_logprobs(place):
     plan = plan_of("ppo", place, {"run.precision": "bf16"})
-    phases = {phase.name: phase.parts for phase in plan.phases}
+    phases = {phase.name: phase.parts_bytes for phase in plan.phases}
     assert phases["generate"]["bf16 copy"] > 0
     assert "policy_logprobs" in phases
 
@@ -278,7 +284,7 @@ def test_training_takes_18_bytes_a_parameter_in_bf16_and_12_with_an_optimizer_in
             SFTRecipe.model_validate(changed(recipe_of("sft", place), large | {"sft.optimizer": optimizer})),
             device="cuda",
         )
-        found.append(plan.peak / plan.roles[0].trained)
+        found.append(plan.peak / plan.roles[0].trained_parameters)
     assert found[0] == pytest.approx(18, abs=0.3)
     assert 12 < found[1] < 12.7, found
 
@@ -286,27 +292,32 @@ def test_training_takes_18_bytes_a_parameter_in_bf16_and_12_with_an_optimizer_in
 def test_the_kl_term_of_kto_is_another_reading_by_both_models(place, plain):
     phases = {phase.name: phase for phase in plain["kto"].phases}
     assert list(phases) == ["reference_logprobs", "policy_logprobs", "train"]
-    tokens = phases["train"].tokens
-    assert (phases["policy_logprobs"].tokens, phases["reference_logprobs"].tokens) == (tokens, 2 * tokens)
-    assert phases["reference_logprobs"].flops == pytest.approx(2 * phases["policy_logprobs"].flops, rel=1e-3)
+    tokens = phases["train"].tokens_per_step
+    assert (phases["policy_logprobs"].tokens_per_step, phases["reference_logprobs"].tokens_per_step) == (
+        tokens,
+        2 * tokens,
+    )
+    assert phases["reference_logprobs"].flops_per_step == pytest.approx(
+        2 * phases["policy_logprobs"].flops_per_step, rel=1e-3
+    )
     without = {phase.name: phase for phase in plan_of("kto", place, {"kto.reference_point": "zero"}).phases}
     assert list(without) == ["reference_logprobs", "train"]
-    assert without["reference_logprobs"].tokens == without["train"].tokens == tokens
+    assert without["reference_logprobs"].tokens_per_step == without["train"].tokens_per_step == tokens
 
 
 def test_epochs_are_work_and_not_memory(place, plain):
     twice = plan_of("ppo", place, {"ppo.epochs_per_step": 2})
-    work = {phase.name: (phase.tokens, phase.flops) for phase in twice.phases}
+    work = {phase.name: (phase.tokens_per_step, phase.flops_per_step) for phase in twice.phases}
     for phase in plain["ppo"].phases:
         factor = 2 if phase.name.startswith("train") else 1
-        assert work[phase.name] == (factor * phase.tokens, factor * phase.flops)
+        assert work[phase.name] == (factor * phase.tokens_per_step, factor * phase.flops_per_step)
     assert twice.peak == plain["ppo"].peak
 
 
 def test_the_process_and_its_allocator_are_counted_on_a_cpu_only(place):
     recipe = SFTRecipe.model_validate(recipe_of("sft", place))
     (here,), (there,) = make_plans(recipe), make_plans(recipe, device="cuda")
-    assert set(here.largest.parts) - set(there.largest.parts) == {"process", "allocator"}
+    assert set(here.largest.parts_bytes) - set(there.largest.parts_bytes) == {"process", "allocator"}
 
 
 def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
@@ -334,7 +345,8 @@ def test_a_reward_stage_makes_an_adapter_on_the_base_that_its_ppo_stage_shares(p
     roles = {role.name: role for role in of_ppo.roles}
     for name in ("reward_model", "value"):
         assert roles[name].parameters == of_reward.roles[0].parameters
-        assert roles[name].shared == of_reward.roles[0].parameters - of_reward.roles[0].trained - 16  # a head to start
+        head = of_reward.roles[0].trained_parameters + 16  # and one to start
+        assert roles[name].shared_parameters == of_reward.roles[0].parameters - head
 
 
 def test_a_hub_name_that_cannot_be_reached_asks_for_a_local_folder(place):
@@ -361,7 +373,7 @@ def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["process_bytes"] > 50 * 2**20, "torch alone takes more"
     (largest,) = (phase for phase in plan["phases"] if phase["name"] == plan["peak_phase"])
-    assert plan["peak"] == sum(largest["parts"].values())
+    assert plan["peak_bytes"] == largest["peak_bytes"] == sum(largest["parts_bytes"].values())
     assert not (place / "run").exists()
 
 
@@ -372,8 +384,8 @@ def test_all_experts_are_held_and_each_token_is_counted_for_those_that_it_takes(
     assert one.roles == two.roles
     expert, router = 3 * 16 * 32, 8 * 16  # of one layer, width 16 and inner width 32
     assert one.roles[0].parameters == plain["sft"].roles[0].parameters + 7 * expert + router
-    tokens = phase_of(one, "train").tokens
-    assert phase_of(two, "train").flops - phase_of(one, "train").flops == 6 * tokens * expert
+    tokens = phase_of(one, "train").tokens_per_step
+    assert phase_of(two, "train").flops_per_step - phase_of(one, "train").flops_per_step == 6 * tokens * expert
     assert "experts" not in describe(one, memory=None)
     assert "note: what balances the experts (policy) is left out" in describe(
         plan_of("sft", place, mixture | asked), memory=None

@@ -38,11 +38,11 @@ def test_a_rank_has_its_share_of_weights_moments_and_work(place):
     assert (alone.num_ranks, four.num_ranks) == (1, 4)
     whole, shared = phase_of(alone, "train_policy"), phase_of(four, "train_policy")
     for part in ("policy weights", "policy optimizer", "reference weights"):
-        assert whole.parts[part] / 4 == pytest.approx(shared.parts[part], rel=0.02)
-    assert shared.tokens * 4 == whole.tokens
-    assert {"gathered root", "gathered layers", "reduction buffer"} <= set(shared.parts)
+        assert whole.parts_bytes[part] / 4 == pytest.approx(shared.parts_bytes[part], rel=0.02)
+    assert shared.tokens_per_step * 4 == whole.tokens_per_step
+    assert {"gathered root", "gathered layers", "reduction buffer"} <= set(shared.parts_bytes)
     replicated = plan_of(place, 4, {"devices.num": 4, "devices.shard": "replicate"})
-    assert phase_of(replicated, "train_policy").parts["policy weights"] == whole.parts["policy weights"]
+    assert phase_of(replicated, "train_policy").parts_bytes["policy weights"] == whole.parts_bytes["policy weights"]
 
 
 def test_every_key_of_the_section_changes_the_plan(place):
@@ -50,19 +50,21 @@ def test_every_key_of_the_section_changes_the_plan(place):
     small = {"devices.num": 4, "ppo.tokens_per_microbatch": 16, "ppo.minibatch_responses": 8, "ppo.prompts_per_step": 8}
     full = plan_of(place, 4, small)
     idle = plan_of(place, 4, small | {"devices.offload": "idle"})
-    assert "reference weights" not in phase_of(idle, "train_policy").parts
-    assert "reference weights" in phase_of(idle, "reference_logprobs").parts
+    assert "reference weights" not in phase_of(idle, "train_policy").parts_bytes
+    assert "reference weights" in phase_of(idle, "reference_logprobs").parts_bytes
     always = plan_of(place, 4, small | {"devices.offload": "always"})
-    assert not {"policy weights", "policy optimizer"} & set(phase_of(always, "train_policy").parts)
+    assert not {"policy weights", "policy optimizer"} & set(phase_of(always, "train_policy").parts_bytes)
     assert always.host_bytes > idle.host_bytes > full.host_bytes == 0
     each_time = plan_of(place, 4, small | {"devices.reduce_gradients": "microbatch"})
     assert phase_of(each_time, "train_policy").peak < phase_of(full, "train_policy").peak
     hybrid = plan_of(place, 4, small | {"devices.shard_size": 2})
     for part in ("policy weights", "policy optimizer"):
-        assert phase_of(hybrid, "train_policy").parts[part] > 1.9 * phase_of(full, "train_policy").parts[part]
+        assert (
+            phase_of(hybrid, "train_policy").parts_bytes[part] > 1.9 * phase_of(full, "train_policy").parts_bytes[part]
+        )
     one_role = plan_of(place, 4, small | {"devices.value.shard": "grads"})
     gathered = {
-        phase: [phase_of(each, phase).parts["gathered layers"] for each in (full, one_role)] for phase in TRAINED
+        phase: [phase_of(each, phase).parts_bytes["gathered layers"] for each in (full, one_role)] for phase in TRAINED
     }
     assert gathered["train_policy"][0] == gathered["train_policy"][1]
     assert gathered["train_value"][0] != gathered["train_value"][1]

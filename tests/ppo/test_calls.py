@@ -47,7 +47,9 @@ def seen_by(made: PPOTrainer) -> tuple[TracedCall, ...]:
     """In its second step, after the critic's warm-up."""
     made.roles.reward.source = FunctionReward(lengths)
     made.state = replace(made.state, steps_done=1)
-    return made.run_step(prompts_of=lambda _: made._prompts(PROMPTS)).trace
+    outcome = made.run_step(prompts_of=lambda _: made._prompts(PROMPTS))
+    assert not outcome.calls._made, "an outcome that is kept holds the values of all calls"
+    return outcome.trace
 
 
 @pytest.mark.parametrize("shares_trunk", [False, True])

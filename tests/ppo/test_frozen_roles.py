@@ -62,7 +62,7 @@ def test_the_reference_of_those_that_do_not_sample_is_bf16(kind: Any, place: Pat
 def test_the_plan_counts_the_half(place: Path) -> None:
     def weights(changes: dict[str, Any]) -> dict[str, int]:
         (plan,) = make_plans(PPORecipe.model_validate(changed(recipe_of("ppo", place), changes)))
-        return {name: plan.largest.parts[f"{name} weights"] for name in ("policy", "reference", "reward_model")}
+        return {name: plan.largest.parts_bytes[f"{name} weights"] for name in ("policy", "reference", "reward_model")}
 
     whole, half = weights({}), weights(BF16)
     assert half["policy"] == whole["policy"]

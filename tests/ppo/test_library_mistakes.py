@@ -69,7 +69,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     (
         "one text as prompts",
         lambda: trainer().train("hello", reward=lengths),
-        r"prompts must be a list .*got str: write \[x\]",
+        r"prompts must be a list .*got str: write \[text\]",
     ),
     ("messages", lambda: trainer().train([[{"role": "user"}]], reward=lengths), "apply_chat_template"),
     ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
@@ -90,8 +90,10 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("bytes as scores", lambda: trainer().step(PROMPTS, [[5], [6]], b"11"), "scores must be a list"),
     ("bytes as responses", lambda: trainer().step(PROMPTS, [b"a", b"b"], [1.0, 1.0]), "list of token ids, got b'a'"),
     ("train twice", lambda: twice(trainer()), "the run has taken its 1 step:"),
-    ("scores too few", lambda: trainer().step(PROMPTS, [[5], [6]], [1.0]), r"one for each of 2 responses, got \[1.0\]"),
+    ("scores too few", lambda: trainer().step(PROMPTS, [[5], [6]], [1.0]), "got 1 for 2 responses"),
     ("responses too few", lambda: trainer().step(PROMPTS, [[5]], [1.0]), "1 response cannot be shared out among 2"),
+    ("no responses", lambda: trainer().step(PROMPTS, [], []), "0 responses cannot be shared out among 2"),
+    ("6 for 4", lambda: trainer().step(PROMPTS * 2, [[5]] * 6, [0.0] * 6), "6 responses cannot be shared out among 4"),
     ("texts as responses", lambda: trainer().step(PROMPTS, ["a", "b"], [1.0, 1.0]), "list of token ids, got 'a'"),
     ("ids beyond", lambda: trainer().step(PROMPTS, [[5], [99]], [1.0, 1.0]), "token id 99, but the policy has 64"),
 ]

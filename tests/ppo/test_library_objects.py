@@ -37,10 +37,10 @@ def own(**given: Any) -> PPOTrainer:
     return trainer(optimizers={"policy": made})
 
 
-def spoilt() -> Any:
+def spoilt(value: float) -> Any:
     model = tiny_language_model()
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 2] = torch.nan
+        model.model.layers[1].mlp.up_proj.weight[3, 2] = value
     return model
 
 
@@ -120,12 +120,9 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         lambda: own(schedule=lambda update, of: 1 / 0).train(PROMPTS, reward=lengths),
         r"schedule\(0, 4\) raised ZeroDivisionError.*test_library_objects.py, line",
     ),
-    (
-        "mapping as prompts",
-        lambda: trainer().train({"a": 1}, reward=lengths),
-        "prompts must be a list of texts.*got dict",
-    ),
-    ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=lengths), r"and list\(x\) for several"),
+    ("mapping as prompts", lambda: trainer().train({"a": 1}, reward=lengths), "got dict: put its values in a list"),
+    ("generator as prompts", lambda: trainer().train(iter(PROMPTS), reward=lengths), r"write list\(prompts\)"),
+    ("set as prompts", lambda: trainer().train(set(PROMPTS), reward=lengths), r"got set: write list\(prompts\)"),
     ("rows as prompts", lambda: trainer().train([{"text": "a"}], reward=lengths), "prompt 0 must be a text.*got {"),
     (
         "ids beyond in a record",
@@ -141,9 +138,10 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("setting without a name", lambda: PPOConfig(3), "takes its settings by name, got 3: write PPOConfig"),
     ("settings in a mapping", lambda: PPOConfig({"num_steps": 3}), r"write PPOConfig\(\*\*settings\)"),
     ("class as config", lambda: trainer(config=PPOConfig), "must be a PPOConfig, got <class"),
-    ("classifier as own reward", lambda: trainer(reward=classifier()), "got LlamaForSeq.*ModelReward"),
-    ("scalar model as reward", trained(ScalarModel(classifier())), "got ScalarModel.*ModelReward"),
-    ("class as reward", trained(Source), "must be a function or a source.*got the class Source"),
+    ("classifier as own reward", lambda: trainer(reward=classifier()), r"is a model \(LlamaForSeq.*ModelReward"),
+    ("scalar model as reward", trained(ScalarModel(classifier())), r"is a model \(ScalarModel.*ModelReward"),
+    ("language model as reward", trained([(1.0, LanguageModel(tiny_language_model()))]), "is a model.*ModelReward"),
+    ("class as reward", trained(Source), r"is the class Source, not an object of it: write reward=Source\(...\)$"),
     ("source that is async, without a name", trained(Nameless()), "it is async.*no attribute name"),
     ("source of numbers", answering(lambda r: [1.0, 2.0]), "must return Scored.*returned 1.0"),
     (
@@ -168,12 +166,14 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ),
     ("error without words", trained(lambda prompts, responses, metadata: next(iter(()))), r"raised StopIteration \("),
     ("no responses", stepped(responses=None), "responses must be a list.*NoneType"),
+    ("no prompts", stepped(prompts=None), "prompts must be a list of texts.*got NoneType$"),
     ("number as masks", stepped(response_masks=3), "response_masks must be a list.*int"),
     ("digits as scores", stepped(scores=["1", "2"]), "a score is one number.*'1'"),
     ("function as own call", lambda: trainer(own_calls=[lengths]), r"list of OwnCall.*got \[<function"),
     ("classifier as policy", lambda: trainer(policy=classifier()), "no output layer.*AutoModelForCausalLM"),
     ("policy without numbers", lambda: trainer(policy=tiny_language_model().to("meta")), "embed_tokens.*meta device"),
-    ("policy with NaN", lambda: trainer(policy=spoilt()), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
+    ("policy with NaN", lambda: trainer(policy=spoilt(torch.nan)), r"layers.1.mlp.up_proj.weight .*1 of \d+ values"),
+    ("policy with infinity", lambda: trainer(policy=spoilt(torch.inf)), "layers.1.mlp.up_proj.weight .*not finite"),
     ("number as function", lambda: FunctionReward(3), "is a int, which cannot be called"),
     ("text as time-out", lambda: FunctionReward(lengths, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
     ("number as arguments", lambda: FunctionReward(lengths, kwargs=3), "must be a mapping from their names"),
@@ -237,6 +237,21 @@ def test_ids_may_be_numbers_of_any_library() -> None:
 def test_a_function_may_be_the_trainers_own_reward() -> None:
     (line,) = trainer(reward=lengths).train(PROMPTS)
     assert line["score/mean"] >= 0
+
+
+def test_a_module_may_be_the_reward_alone_and_among_others() -> None:
+    class Called(torch.nn.Module):
+        def forward(self, completions: Sequence[str], **others: Any) -> list[float]:
+            return [2.0 for _ in completions]
+
+    class Scoring(torch.nn.Module):
+        name = "scoring"
+
+        def score(self, responses: Sequence[Response]) -> list[Scored]:
+            return scores(lambda index: 3.0, responses)
+
+    for reward, wanted in ((Called(), 2.0), (Scoring(), 3.0), ([(1.0, Called()), (1.0, Scoring())], 5.0)):
+        assert trained(reward)()[0]["score/mean"] == wanted
 
 
 def test_what_on_step_raises_passes_with_a_note_and_the_step_is_done() -> None:

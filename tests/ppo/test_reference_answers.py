@@ -154,10 +154,17 @@ def test_with_a_greedy_baseline_the_policy_is_rewarded_with_the_difference_to_it
     assert "value/loss" not in line
 
 
-def test_scores_that_are_brought_have_no_greedy_answer_beside_them() -> None:
-    config = PPOConfig(prompts_per_step=2, rollout={"max_new_tokens": 4}, advantage="greedy_baseline")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"advantage": "greedy_baseline"}, "advantage greedy_baseline subtracts .* greedy answer"),
+        ({"score": {"minus_reference_answer": True}}, "score.minus_reference_answer subtracts .* reference answer"),
+    ],
+)
+def test_scores_that_are_brought_have_no_answer_beside_them(options: dict[str, Any], message: str) -> None:
+    config = PPOConfig(prompts_per_step=2, rollout={"max_new_tokens": 4}, **options)
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
-    with pytest.raises(ValueError, match="the score of each prompt's greedy answer is subtracted"):
+    with pytest.raises(ValueError, match=message):
         made.step(ANSWERED, made.generate(ANSWERED), [1.0, 2.0])
 
 

@@ -19,6 +19,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing import scalar_on
+from proximo.ppo.step import trace_step
 from proximo.ppo.trainer import PPOTrainer
 
 trainer = partial(ppo_trainer, value="trunk", num_steps=3, epochs_per_step=2, minibatch_responses=2)
@@ -62,6 +63,22 @@ def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     torch.testing.assert_close(logprobs, roles.policy.logprobs(responses), rtol=0, atol=1e-6)
     torch.testing.assert_close(values, roles.value.values(responses), rtol=0, atol=1e-6)
     assert values.std() > 1e-3
+
+
+def test_the_trace_shows_the_shared_calls() -> None:
+    common = {"generate", "score", "select", "experience", "reference_logprobs", "next_state", "push_weights"}
+
+    def names(*, reuses: bool, steps_done: int = 1) -> set[str]:
+        config, options = PPOConfig(critic_warmup_steps=1), {"shares_trunk": True, "steps_done": steps_done}
+        return {call.name for call in trace_step(config, reuses_sampled_logprobs=reuses, **options)} - common
+
+    assert names(reuses=True) == {"sampled_logprobs", "values", "train_policy_and_value"}
+    assert names(reuses=False) == {"policy_logprobs_and_values", "train_policy_and_value"}
+    assert names(reuses=True, steps_done=0) == {"sampled_logprobs", "values", "train_value"}
+    assert names(reuses=False, steps_done=0) == {"policy_logprobs_and_values", "train_value"}
+    groups = PPOConfig(advantage="group_centred", responses_per_prompt=2)
+    calls = trace_step(groups, reuses_sampled_logprobs=False, shares_trunk=True)
+    assert {call.name for call in calls} >= {"policy_logprobs", "train_policy"}
 
 
 @pytest.mark.parametrize("adapter", [False, True])

@@ -50,7 +50,7 @@ def plan_of(recipe: str, place: Path, *, num_layers: int) -> Plan:
 def test_the_plan_is_that_of_the_learner_and_says_what_a_server_takes(recipe: str, tmp_path: Path) -> None:
     plan, num_ranks = plan_of(recipe, tmp_path, num_layers=1), 4 if recipe == "gsm8k-7b-vllm" else 1
     assert [phase.name for phase in plan.phases] == ["policy_logprobs", "reference_logprobs", "train_policy"]
-    parts = plan.phases[-1].parts
+    parts = plan.phases[-1].parts_bytes
     shape = SHAPES[recipe]
     width, inner, keys = shape["hidden_size"], shape["intermediate_size"], 64 if num_ranks == 1 else 128
     keys *= 2 * shape["num_key_value_heads"]

@@ -98,7 +98,7 @@ def test_it_has_a_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", write(place, recipe_of(place, "run")), "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["stage"] == "toy"
-    assert plan["peak"] > 0
+    assert plan["phases"][0]["peak_bytes"] > 0
 
 
 def test_a_run_has_progress_alarms_a_report_a_card_and_an_evaluation(

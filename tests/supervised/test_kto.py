@@ -122,6 +122,9 @@ def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(
     pairs = [good > bad for good in expected["rewards"][True] for bad in expected["rewards"][False]]
     assert metrics["kto/auc"] == pytest.approx(sum(pairs) / len(pairs), rel=1e-12)
     assert (metrics["kto/examples"], metrics["kto/desirable_fraction"]) == (7, pytest.approx(4 / 7))
+    if masks:
+        whole, _ = first_update(kto_task(*far_models(), max_tokens=max_tokens, **WEIGHTS))
+        assert whole["kto/loss"] != pytest.approx(metrics["kto/loss"], rel=1e-6)
 
 
 def test_an_evaluation_has_a_reference_point_of_its_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,3 +102,11 @@ def test_what_a_pair_begins_with_is_computed_once() -> None:
     trained.step(1)
     once = total - sum(len(prompt) - 1 for prompt in PROMPTS)
     assert counted.tokens == {"policy": [once], "reference": [once]}
+
+
+@pytest.mark.parametrize("make", [reward_task, dpo_task])
+def test_micro_batches_of_pairs_keep_to_the_tokens_that_are_computed(make: Callable[..., Any]) -> None:
+    made = make("llama", torch.float32, tokens_per_microbatch=20)
+    packed = [(each.answers if make is dpo_task else each).packed for _, each in made.batches(PAIRS)]
+    assert 1 < len(packed) < len(PAIRS)
+    assert max(each.num_tokens for each in packed) <= 20

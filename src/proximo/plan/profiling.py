@@ -86,13 +86,13 @@ def _plan(recipe: TrainerRecipe, stage: StageCosts, precision: Precision, device
         phases=tuple(
             Phase(
                 name=name,
-                parts={**parts(cost), **_overhead(cost, device)},
-                tokens=cost.tokens,
-                flops=cost.flops,
+                parts_bytes={**parts(cost), **_overhead(cost, device)},
+                tokens_per_step=cost.tokens,
+                flops_per_step=cost.flops,
             )
             for name, cost in stage.costs.items()
         ),
-        sequence=stage.update.lengths,
+        sequence_tokens=stage.update.lengths,
         microbatch_tokens=stage.update.max_tokens,
         token_budget=stage.token_budget,
         notes=(*_notes_on(recipe), *_note_on_experts(stage), *stage.notes),

@@ -351,8 +351,8 @@ def role_sizes(models: Mapping[str, Model]) -> tuple[Role, ...]:
                 name=name,
                 architecture=model.base.config.model_type,
                 parameters=count,
-                shared=count - sum(p.numel() for p in own),
-                trained=sum(p.numel() for p in own if p.requires_grad),
+                shared_parameters=count - sum(p.numel() for p in own),
+                trained_parameters=sum(p.numel() for p in own if p.requires_grad),
             )
         )
         seen |= {id(p) for p in own}

@@ -16,9 +16,9 @@ class Role:
     name: str
     architecture: str
     parameters: int
-    shared: int
+    shared_parameters: int
     """Parameters that it shares with roles listed before it."""
-    trained: int
+    trained_parameters: int
     """Trainable parameters, shared ones excluded."""
 
 
@@ -27,17 +27,17 @@ class Phase:
     """A phase of a step, named as in the metrics."""
 
     name: str
-    parts: Mapping[str, int]
+    parts_bytes: Mapping[str, int]
     """Part -> bytes at the phase's memory peak."""
-    tokens: int
+    tokens_per_step: int
     """Tokens that all passes of one step process."""
-    flops: int
+    flops_per_step: int
     """Floating-point operations in one step."""
 
     @property
     def peak(self) -> int:
         """Peak memory of this phase in bytes."""
-        return sum(self.parts.values())
+        return sum(self.parts_bytes.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Plan:
     precision: str
     roles: tuple[Role, ...]
     phases: tuple[Phase, ...]
-    sequence: Lengths
+    sequence_tokens: Lengths
     """Assumed lengths of every sequence: the maximum that the recipe and the model allow."""
     microbatch_tokens: int
     """Tokens of the largest training micro-batch, with sequences of that length."""
@@ -99,17 +99,21 @@ def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
 
 def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
     """Plans as JSON values, with sizes in bytes. The output of `proximo plan --json`."""
-    more = [{"peak": plan.peak, "peak_phase": plan.largest.name, "process_bytes": process} for plan in plans]
-    return json.loads(json.dumps([asdict(plan) | each for plan, each in zip(plans, more, strict=True)]))
+    found = []
+    for plan in plans:
+        phases = [asdict(phase) | {"peak_bytes": phase.peak} for phase in plan.phases]
+        own = {"peak_bytes": plan.peak, "peak_phase": plan.largest.name, "process_bytes": process, "phases": phases}
+        found.append(asdict(plan) | own)
+    return json.loads(json.dumps(found))
 
 
 def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield f"{plan.stage} on {plan.device}, {plan.precision}"
     for role in plan.roles:
-        shared = f", {role.shared:,} of them shared" if role.shared else ""
-        count = f"{role.parameters:,} parameters{shared}, {role.trained:,} trained"
+        shared = f", {role.shared_parameters:,} of them shared" if role.shared_parameters else ""
+        count = f"{role.parameters:,} parameters{shared}, {role.trained_parameters:,} trained"
         yield f"  {role.name:<{_WIDTH}} {role.architecture}, {count}"
-    lengths = plan.sequence
+    lengths = plan.sequence_tokens
     yield (
         f"  {'every sequence':<{_WIDTH}} {lengths.prompt:,} + {lengths.response:,} tokens, "
         f"{plan.microbatch_tokens:,} in the largest micro-batch"
@@ -132,7 +136,7 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
 
 def _table(phases: Sequence[Phase]) -> Iterator[str]:
     widths = [max(len(phase.name), 9) for phase in phases]
-    names = list(dict.fromkeys(part for phase in phases for part in phase.parts))
+    names = list(dict.fromkeys(part for phase in phases for part in phase.parts_bytes))
 
     def row(name: str, cells: Sequence[str]) -> str:
         columns = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
@@ -140,12 +144,12 @@ def _table(phases: Sequence[Phase]) -> Iterator[str]:
 
     yield row("memory, MiB", [phase.name for phase in phases])
     for name in names:
-        yield row(name, [_mib(phase.parts.get(name, 0)) for phase in phases])
+        yield row(name, [_mib(phase.parts_bytes.get(name, 0)) for phase in phases])
     yield row("all", [_mib(phase.peak) for phase in phases])
     yield ""
     yield row("work of a step", [phase.name for phase in phases])
-    yield row("tokens", [f"{phase.tokens:,}" for phase in phases])
-    yield row("TFLOP", [f"{phase.flops / 1e12:.3g}" for phase in phases])
+    yield row("tokens", [f"{phase.tokens_per_step:,}" for phase in phases])
+    yield row("TFLOP", [f"{phase.flops_per_step / 1e12:.3g}" for phase in phases])
 
 
 def _of_memory(size: int, memory: int | None) -> str:
@@ -162,7 +166,7 @@ def _size(size: int) -> str:
 
 def advice(plan: Plan) -> str:
     """Keys that lower the largest reducible part of the peak phase."""
-    parts, section, models = plan.largest.parts, plan.stage, plan.trained
+    parts, section, models = plan.largest.parts_bytes, plan.stage, plan.trained
     checkpointing = " and ".join(f"{model}.activation_checkpointing" for model in models)
     transient = (*ACTIVATIONS, WORKING, "allocator", *(() if CACHE in parts else (LOGITS,)))
     trained = [name for name in parts if name == GRADIENTS or name.endswith("optimizer")]

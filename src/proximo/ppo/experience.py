@@ -223,12 +223,13 @@ def shape_scores(
 
 
 def _raw_score(scored: Scored, config: PPOConfig) -> float:
-    if config.baseline_answer is None:
+    if (baseline := config.baseline_answer) is None:
         return scored.score
     if scored.answer_score is None:
+        key = f"advantage {config.advantage.kind}" if baseline == "greedy" else "score.minus_reference_answer"
         raise ValueError(
-            f"the score of each prompt's {config.baseline_answer} answer is subtracted, and only `train` asks the "
-            "reward source for it: use train, or subtract it from your own scores and remove the option"
+            f"{key} subtracts the score of each prompt's {baseline} answer, which only `train` requests from the "
+            "reward source: use train, or subtract it from your own scores and remove the option"
         )
     return scored.score - scored.answer_score
 

@@ -67,9 +67,10 @@ def as_prompts(
 def _check_list(given: object, what: str, items: str) -> None:
     """Raises DataError for one text, and for what has no order or length, as a generator."""
     if isinstance(given, str | bytes | Mapping) or not (isinstance(given, Sized) and hasattr(given, "__getitem__")):
-        raise DataError(
-            f"{what} must be a list of {items}, got {type(given).__name__}: write [x] for one, and list(x) for several"
-        )
+        advice = f": write list({what})" if hasattr(given, "__iter__") else ""
+        advice = ": put its values in a list" if isinstance(given, Mapping) else advice
+        advice = ": write [text] for one" if isinstance(given, str | bytes) else advice
+        raise DataError(f"{what} must be a list of {items}, got {type(given).__name__}{advice}")
 
 
 def _token_ids(given: Any, what: str, *, num_tokens: int | None) -> tuple[int, ...]:
@@ -90,8 +91,9 @@ def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Ten
     """
     scores = plain(scores)
     if not is_list(scores) or len(scores) != len(responses):
+        got = len(scores) if is_list(scores) else f"{scores!r:.60}"
         there = count_of(len(responses), "response")
-        raise DataError(f"scores must be a list with one for each of {there}, got {scores!r:.60}")
+        raise DataError(f"scores must be a list with one for each response, got {got} for {there}")
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 

@@ -84,9 +84,9 @@ class StepOutcome:
         return self.calls.seconds
 
     @property
-    def trace(self) -> Sequence[TracedCall]:
+    def trace(self) -> tuple[TracedCall, ...]:
         """The calls that the step made, in order."""
-        return self.calls.trace
+        return tuple(self.calls.trace)
 
     @property
     def guard(self) -> str | None:

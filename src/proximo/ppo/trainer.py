@@ -308,6 +308,7 @@ class PPOTrainer:
             reuses_sampled_logprobs=self.reuses_sampled_logprobs,
             kl_controller=self.kl_controller,
         )
+        call.forget_values()
         ahead = self._ahead(outcome.experience) if scored is None else None
         if (world := current()).size > 1:
             digest = step_digest(outcome.experience, after, self.roles)

@@ -186,14 +186,20 @@ def as_source(reward: Reward | None, *, task: str | None = None) -> RewardSource
 
 
 def _as_single(reward: Any) -> RewardSource:
-    is_source = hasattr(reward, "score")
-    if isinstance(reward, type | torch.nn.Module | ScalarModel | LanguageModel) or not (is_source or callable(reward)):
-        got = f"the class {reward.__name__}" if isinstance(reward, type) else type(reward).__name__
+    from transformers import PreTrainedModel
+
+    if isinstance(reward, type):
         raise ConfigError(
-            f"reward must be a function or a source with a method score, got {got}: a sequence classifier with one "
-            "label is one as ModelReward(ScalarModel(model)), which takes tokenizer=... for one with its own tokens"
+            f"reward is the class {reward.__name__}, not an object of it: write reward={reward.__name__}(...)"
         )
-    if not is_source:
+    if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel) or is_adapted(reward):
+        raise ConfigError(
+            f"reward is a model ({type(reward).__name__}), which reads token ids: a sequence classifier with one label "
+            "is a source as ModelReward(ScalarModel(model)), which takes tokenizer=... for one with its own tokens"
+        )
+    if not hasattr(reward, "score"):
+        if not callable(reward):
+            raise ConfigError(f"reward must be a function or a source with a method score, got {type(reward).__name__}")
         return FunctionReward(reward)
     if problem := source_problem(reward):
         raise ConfigError(f"reward cannot be used as a source of scores: {problem}")
