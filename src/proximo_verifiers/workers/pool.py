@@ -68,7 +68,7 @@ class WorkerPool:
     def wait(self, work: Sequence[Work], *, seconds: float, limit: str) -> list[WorkResult]:
         """The result of each work, in order, within `seconds`. Unfinished work is given up then.
 
-        Unfinished work has timed out if it exceeded its own limit before; the rest has failed.
+        Unfinished work has timed out if it exceeded its own limit before or gave up its turn; the rest has failed.
         `limit` names the setting of `seconds`, for messages.
         """
         self._loop.want(work)
@@ -89,7 +89,7 @@ class WorkerPool:
         if not all(item.done.is_set() for item in work):
             for item in work:
                 timed_out = TimedOut(seconds=self._answer_seconds, times=item.timeouts)
-                item.finish(timed_out if item.timeouts else late)
+                item.finish(timed_out if item.timeouts or item.is_postponed else late)
             self._loop.discard_finished()
         return [item.outcome or late for item in work]
 
