@@ -13,7 +13,7 @@ from typing import Any, Self
 from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress, logging_start
 from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
-from proximo_verifiers.workers.process import WorkerSpec
+from proximo_verifiers.workers.process import WorkerSpec, sweep_folders
 from proximo_verifiers.workers.work import Failed, TimedOut, Work, WorkResult
 
 CLOSE_SECONDS = 30.0
@@ -31,6 +31,7 @@ class WorkerPool:
         """
         self.name = name
         self._answer_seconds = limits.answer_seconds
+        sweep_folders()
         self._loop = WorkerLoop(spec, limits)
         self._thread = threading.Thread(target=self._loop.run, daemon=True, name=f"workers-{name}")
         self._thread.start()
