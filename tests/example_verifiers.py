@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo_verifiers.errors import ConfigError, DataError, MissingExtraError
-from proximo_verifiers.verifier import Answer, Grade, ScoreState, Verifier
+from proximo_verifiers.verifier import Answer, Grade, PostponedError, ScoreState, Verifier
 
 
 class Letters(Verifier):
@@ -38,6 +38,18 @@ class LettersAlone(Letters):
         if any(map(str.isdigit, answer.text)):
             return Grade(score=math.nan, state=ScoreState.NOT_APPLICABLE, reason="there is a digit")
         return super().grade(answer)
+
+
+class Waiting(Letters):
+    """Waits for answers with a `z`, but in their first turn."""
+
+    def grade(self, answer: Answer) -> Grade:
+        grade = super().grade(answer)
+        if "z" in answer.text:
+            if answer.first_turn:
+                raise PostponedError
+            time.sleep(float(answer.text.count("z")))
+        return grade
 
 
 class Everything(Verifier):

@@ -179,8 +179,11 @@ class Grader:
             case Done(value=value):
                 return _as_grade(value)
             case TimedOut(seconds=seconds, times=times):
-                again = "twice" if times > 1 else "and not again before step_seconds were over"
-                reason = f"not graded within answer_seconds = {seconds:g}, {again}"
+                reason = {
+                    0: "idle for longer than a first turn, and had no second turn before step_seconds were over",
+                    1: f"not graded within answer_seconds = {seconds:g}, and not again before step_seconds were over",
+                    2: f"not graded within answer_seconds = {seconds:g}, twice",
+                }[times]
                 timeout_grade = self._pool.about
                 grade = Grade(score=0.0) if timeout_grade is None else _as_grade(timeout_grade)
                 return replace(grade, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)

@@ -64,6 +64,12 @@ class Answer:
     finish: Finish = Finish.EOS
     num_tokens: int = 0
     """Number of tokens of the response, including the end-of-sequence token."""
+    first_turn: bool = False
+    """True if the verifier may raise PostponedError to be called again after all other answers."""
+
+
+class PostponedError(Exception):
+    """Raised by a verifier in the first turn of an answer that would make it wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

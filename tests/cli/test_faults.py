@@ -192,6 +192,9 @@ def test_weights_of_another_size_than_their_header_says_are_told_so(tmp_path: Pa
         told = f"{file} is not a complete safetensors file of {len(damaged)} bytes (Error"
         assert str(damage_in(tmp_path)).startswith(told)
     file.unlink()
+    file.symlink_to("/nowhere")
+    assert damage_in(tmp_path) == f"{file} cannot be opened: No such file or directory"
+    file.unlink()
     file.mkdir()
     assert "is a folder" in str(damage_in(tmp_path))
 

@@ -26,18 +26,20 @@ os.kill(os.getpid(), signal.Signals[deed])
 """A rank without torch: it exits with a status, or sends itself a signal."""
 
 
-def launched(first: str, second: str) -> int:
-    """Exit status of a launch of two such ranks."""
+def launched(first: str, second: str) -> tuple[int, list[tuple[str, str]]]:
+    """Exit status of a launch of two such ranks, and what was said of a lost rank 0."""
+    lost: list[tuple[str, str]] = []
     status: list[int] = []
 
     def run() -> None:
-        status.append(launch.launch([sys.executable, "-c", SCRIPT, first, second], num=2))
+        command = [sys.executable, "-c", SCRIPT, first, second]
+        status.append(launch.launch(command, num=2, when_lost=lambda by, reason: lost.append((by, reason))))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(MOST_SECONDS)
     assert status, "it waits still"
-    return status[0]
+    return status[0], lost
 
 
 @pytest.mark.parametrize(("first", "second", "status"), [("3", "SIGSTOP", 3), ("SIGSTOP", "3", 137)])
@@ -45,13 +47,16 @@ def test_a_rank_that_is_stopped_is_not_waited_for_once_the_run_has_failed(
     first: str, second: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "END_SECONDS", 1e9)
-    assert launched(first, second) == status
+    assert launched(first, second)[0] == status
 
 
-def test_the_status_is_that_of_rank_0_and_else_of_the_one_that_failed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert launched("SIGKILL", "0") == 137
-    assert "was ended by SIGKILL" in capfd.readouterr().err
-    assert [launched("3", "0"), launched("0", "SIGKILL")] == [3, 137]
+def test_a_rank_0_that_a_signal_ended_is_told_of_and_one_that_ended_itself_is_not() -> None:
+    status, ((by, reason),) = launched("SIGKILL", "0")
+    assert status == 137
+    assert by.startswith("process ")
+    assert reason == f"rank 0 ({by}) was ended by SIGKILL"
+    assert launched("3", "0") == (3, [])
+    assert launched("0", "SIGKILL") == (137, [])
 
 
 def test_the_outcome_of_a_lost_run_is_written_where_no_other_run_has_begun(tmp_path: Path) -> None:
@@ -88,8 +93,21 @@ def listening(processes: Iterable[int]) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-def test_a_signal_to_rank_1_changes_nothing_and_its_end_is_in_the_folder(tmp_path: Path) -> None:
-    recipe = sft_recipe(tmp_path, num=2)
+STOP, KILL = signal.SIGSTOP, signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("signals", "reason"),
+    [
+        ([(STOP, 0), (STOP, 1), (KILL, 0), (KILL, 1)], "was ended by SIGKILL"),  # none of them sees the other end
+        ([(STOP, 0)], "rank 0 (process {} on {}) is stopped or gone: no sign of life"),
+    ],
+    ids=["all are killed", "rank 0 is stopped"],
+)
+def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_rank_0_is_in_the_folder(
+    signals: list[tuple[int, int]], reason: str, tmp_path: Path
+) -> None:
+    recipe = sft_recipe(tmp_path, num=2, timeout_seconds=10)
     many = ("sft.num_epochs=8000", "run.save_every_steps=100000", "run.evaluate_every_steps=100000")
     process = start([sys.executable, "-P", "-m", "proximo", "sft", str(recipe), *many])
     run = tmp_path / "run"
@@ -98,13 +116,12 @@ def test_a_signal_to_rank_1_changes_nothing_and_its_end_is_in_the_folder(tmp_pat
     addresses = listening([process.pid, *ranks.values()])
     os.kill(ranks[1], signal.SIGTERM)
     wait_for_lines(run, (run / "metrics.jsonl").read_bytes().count(b"\n") + 2)
-    os.kill(ranks[1], signal.SIGKILL)
+    for number, rank in signals:
+        os.kill(ranks[rank], number)
     ended = end(process, recipe)
     assert addresses == {"0100007F"}, "nobody else can reach the store and the ranks"
     assert ended.status == 137, ended.output
-    (error,) = ended.errors
-    assert f"rank 1 (process {ranks[1]} on {socket.gethostname()}) was ended by SIGKILL; rank 0 waited" in error
     assert (ended.outcome["state"], ended.outcome["total_steps"]) == ("failed", 20_000)
-    assert ended.outcome["reason"] in error
+    assert reason.format(ranks[0], socket.gethostname()) in ended.outcome["reason"]
     assert "failed, report in" in (run / "log.txt").read_text().splitlines()[-1]
     assert (run / "report.html").is_file()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from distributed.launched import MOST_SECONDS, sft_recipe
 from distributed.ranks import joined
 from proximo.checkpoint import ranks
+from proximo.cli.ranks import note_idle_tasks
 from proximo.distributed.world import current
 
 SRUN = {
@@ -65,6 +66,22 @@ def test_ranks_with_other_recipes_are_refused_with_the_key_that_differs(tmp_path
     )
     assert second == (2, "")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"SLURM_NTASKS": "8"}, True), ({"SLURM_NTASKS": "1"}, False), ({"SLURM_NTASKS": "8", **SRUN}, False)],
+)
+def test_a_process_alone_in_a_job_of_several_tasks_says_so(
+    given: dict[str, str], says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", given)
+    note_idle_tasks()
+    note = (
+        "note: this Slurm job has 8 tasks, but this process trains alone: start the command by srun for a rank in "
+        "each task, or set devices.num for the devices of this machine\n"
+    )
+    assert capsys.readouterr().err == (note if says else "")
 
 
 def test_a_rank_that_finds_another_run_at_its_address_says_so_and_leaves_it_alone(tmp_path: Path) -> None:

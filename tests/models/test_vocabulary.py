@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from architectures import build_architecture
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.distributed.shard_files import SavedTensor, saved_tensors_of
+from proximo.distributed.unread_parameters import Unread, numbers_of, read_all, source_of
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
@@ -16,6 +19,7 @@ from proximo.models.pretrained.vocabulary import (
     end_of_sequence_ids,
     load_tokenizer,
     resize_vocabulary,
+    vocabulary_layers,
     vocabulary_size,
 )
 from proximo.models.scalar import HeadStart, scalar_from_language_model
@@ -122,3 +126,31 @@ def test_tied_layers_stay_tied_and_nothing_shrinks():
     assert model.lm_head.weight is model.model.embed_tokens.weight
     resize_vocabulary(model, 10)
     assert model.config.vocab_size == 66
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_rows_of_layers_in_files_grow_with_one_reading_of_each_file(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model, expected = (tiny_language_model(tie_word_embeddings=tied) for _ in range(2))
+    layers = vocabulary_layers(model)
+    save_file({f"{n}": layer.weight.detach().clone() for n, layer in enumerate(layers)}, tmp_path / "weights")
+    weights = [Unread.of(source) for _, source in sorted(saved_tensors_of(tmp_path / "weights").items())]
+    for layer, weight in zip(layers, weights[:1] * 2 if tied else weights, strict=True):
+        layer.weight = weight
+    reads: list[str] = []
+    read = SavedTensor.read
+    monkeypatch.setattr(SavedTensor, "read", lambda self, *part: (reads.append(self.name), read(self, *part))[1])
+    for each in (model, expected):
+        resize_vocabulary(each, 70)
+    assert reads == (["0"] if tied else ["0", "1"])
+    first, second = (layer.weight for layer in vocabulary_layers(model))
+    assert isinstance(first, Unread)
+    assert (first is second) is tied
+    for layer, wanted in zip(vocabulary_layers(model), vocabulary_layers(expected), strict=True):
+        assert torch.equal(numbers_of(layer.weight), wanted.weight)
+        source = source_of(layer.weight)
+        assert source is not None
+        assert torch.equal(source.read((60, 3), (9, 4)), wanted.weight[60:69, 3:7])
+    read_all(model)
+    assert (vocabulary_layers(model)[0].weight is vocabulary_layers(model)[1].weight) is tied

@@ -298,3 +298,25 @@ def test_answers_of_later_steps_change_nothing_for_those_of_this_one(
         source.begin(Answer(text="2000"))
         (scored,) = source.grade(texts("1000"))
     assert (scored.score, scored.state) == (1.0, ScoreState.SCORED)
+
+
+def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with made("Waiting", options={"seen": str(seen)}) as source:
+        found = source.grade(texts("z1", "a", "z2", "aa", "a1"))
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["z1", "a", "z2", "aa", "a1", "z1", "z2"]
+    assert {each.state for each in found} == {ScoreState.SCORED}
+
+
+def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step ends in the second turn of the first one."""
+    seen = tmp_path / "seen"
+    monkeypatch.setattr(pool, "time", PoolClock((lambda: seen.exists() and seen.read_text().count("\n") == 4, 600.0)))
+    monkeypatch.setattr(pool, "LOG_EVERY_SECONDS", 0.1)  # so often it looks at its clock
+    with made("Waiting", options={"seen": str(seen)}, answer_seconds=600.0) as source:
+        found = source.grade(texts("z" * 400, "z" * 401, "a"))
+    assert [each.state for each in found] == [ScoreState.MODEL_FAULT, ScoreState.MODEL_FAULT, ScoreState.SCORED]
+    reason = "idle for longer than a first turn, and had no second turn before step_seconds were over"
+    assert {each.reason for each in found[:2]} == {reason}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from proximo.checkpoint.environment import versions
 from proximo.checkpoint.fingerprints import differences
 from proximo.distributed.failure import say, status_of
-from proximo.distributed.rank_environment import Place
+from proximo.distributed.rank_environment import Place, idle_tasks
 from proximo.distributed.signals import ignore_signals
 from proximo.distributed.world import World
 from proximo.errors import ConfigError, JoinError
@@ -58,6 +58,16 @@ def _check_same(world: World, recipe: "Recipe") -> None:
                 f"the ranks were started differently (rank 0 -> rank {rank}): start all with one command, one recipe "
                 f"file and one environment{listed}{more}"
             )
+
+
+def note_idle_tasks() -> None:
+    """Print a note if this process trains alone in a Slurm job that has tasks for more ranks."""
+    if num := idle_tasks(os.environ):
+        print(
+            f"note: this Slurm job has {num} tasks, but this process trains alone: start the command by srun for "
+            "a rank in each task, or set devices.num for the devices of this machine",
+            file=sys.stderr,
+        )
 
 
 def run_rank(

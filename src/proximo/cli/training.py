@@ -3,12 +3,14 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from proximo.cli.arguments import Overrides, RecipeName, loading
-from proximo.cli.ranks import check_ranks, run_rank
+from proximo.cli.ranks import check_ranks, note_idle_tasks, run_rank
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.distributed.rank_environment import LAUNCHED, find_place
 from proximo.run.options import RunOptions
@@ -102,10 +104,19 @@ def _command(kind: str) -> Callable[..., int]:
                 from proximo.distributed.launch import launch
 
                 command = [sys.executable, "-P", "-m", "proximo", *context.obj]
-                return launch(command, num=num)
+                return launch(command, num=num, when_lost=partial(_write_outcomes, given))
+            note_idle_tasks()
             return _run(given, options)
 
     return command
+
+
+def _write_outcomes(recipe: "Recipe", by: str, reason: str) -> None:
+    """Write the outcome of each run whose rank 0 was killed."""
+    from proximo.run.journal import write_outcome_of_lost
+
+    for _, stage in recipe.given_stages():
+        write_outcome_of_lost(Path(stage.run.folder), by=by, reason=reason)
 
 
 def _describe(recipe: "Recipe") -> int:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,11 @@ INTERRUPT_SECONDS = 1.0
 """A terminal sends SIGINT to all processes. It is passed on if rank 0 still lives after so many seconds."""
 
 
-def launch(command: Sequence[str], *, num: int) -> int:
+def launch(command: Sequence[str], *, num: int, when_lost: Callable[[str, str], None] | None = None) -> int:
     """Run `num` ranks of a command on this machine. Returns the exit status of rank 0, else that of a failed rank.
 
-    Raises ConfigError if the machine cannot start so many processes.
+    `when_lost`: called if a signal ended rank 0, which could not report it, with the name of its process
+    (`process 4711 on node1`) and the reason. Raises ConfigError if the machine cannot start so many processes.
     """
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
@@ -50,7 +51,7 @@ def launch(command: Sequence[str], *, num: int) -> int:
         try:
             for rank in range(num):
                 ranks.processes.append(_start(command, rank=rank, num=num, port=port))
-            return ranks.wait(listener)
+            return ranks.wait(listener, when_lost)
         finally:
             ranks.kill()
 
@@ -84,14 +85,18 @@ class _Ranks:
         self.signals: list[tuple[int, float]] = []
         """Received signals, each with the time at which it is passed on."""
 
-    def wait(self, listener: socket.socket) -> int:
+    def wait(self, listener: socket.socket, when_lost: Callable[[str, str], None] | None) -> int:
         """Wait for all ranks. Returns the exit status of the run."""
         heeded = heeded_signals() if threading.current_thread() is threading.main_thread() else []
         previous = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             store = _serve(listener)
             self._watch(store)
-            return self._status(store)
+            status = self._status(store)
+            ended_by = -self.processes[0].returncode
+            if when_lost is not None and ended_by > 0 and ended_by not in (number for number, _ in self.signals):
+                when_lost(_name(self.processes[0]), Failure.decode(store.get(FAILURE)).message)
+            return status
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -146,8 +151,11 @@ def _serve(listener: socket.socket) -> "Store":
 def _failure_of(rank: int, process: subprocess.Popen[bytes]) -> Failure:
     status = process.returncode
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    message = f"rank {rank} (process {process.pid} on {socket.gethostname()}) {how}"
-    return Failure(rank=rank, message=message, status=_shell_status(status))
+    return Failure(rank=rank, message=f"rank {rank} ({_name(process)}) {how}", status=_shell_status(status))
+
+
+def _name(process: subprocess.Popen[bytes]) -> str:
+    return f"process {process.pid} on {socket.gethostname()}"
 
 
 def _shell_status(status: int) -> int:

@@ -77,6 +77,12 @@ def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _OF_A_RANK.fullmatch(name)}
 
 
+def idle_tasks(environment: Mapping[str, str]) -> int:
+    """Tasks that Slurm has for this job if srun did not start this process; 0 if it did."""
+    text = environment.get("SLURM_NTASKS", "1")
+    return int(text) if text.isdecimal() and int(text) > 1 and "SLURM_STEP_NUM_TASKS" not in environment else 0
+
+
 def device_index(*, local_rank: int, local_size: int, num_devices: int) -> int | None:
     """The index of a rank's CUDA device among those that it sees; None if the rank has no device for itself.
 

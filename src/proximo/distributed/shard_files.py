@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -137,6 +138,15 @@ class SavedTensor:
             else:
                 result.copy_(piece.file.get_tensor(self.name))
         return result
+
+    def grown(self, num_rows: int) -> "SavedTensor":
+        """The float32 tensor with additional rows, each the mean of all rows, which are read for it once."""
+        old, *rest = self.shape
+        added = self.read().float().mean(dim=0).expand(num_rows - old, *rest)
+        file = SimpleNamespace(get_slice=lambda _: added)
+        piece = _Piece(file=file, offsets=(old, *(0 for _ in rest)), shape=tuple(added.shape))
+        shape, pieces = (num_rows, *rest), [*self.pieces, piece]
+        return SavedTensor(name=self.name, dtype=torch.float32, shape=shape, pieces=pieces)
 
 
 class SavedShards(dict[str, SavedTensor]):

@@ -1,6 +1,6 @@
 """The journal of a run: what it writes to its folder and shows on the console. Only rank 0 writes one.
 
-If rank 0 was killed, another rank writes the outcome (`write_outcome_of_lost`).
+If rank 0 was killed, its launcher or another rank writes the outcome (`write_outcome_of_lost`).
 """
 
 import traceback

@@ -24,13 +24,15 @@ from proximo_verifiers.code.test_runner import PRELOAD, rehearsed, run_suite
 from proximo_verifiers.errors import ConfigError, DataError, check_choices
 from proximo_verifiers.sandbox.jobs import MIB, Limits, Runner
 from proximo_verifiers.sandbox.runner import Sandbox
-from proximo_verifiers.verifier import Answer, Grade, ScoreState
+from proximo_verifiers.verifier import Answer, Grade, PostponedError, ScoreState
 
 MAX_PROGRAM_CHARACTERS = 100_000
 LEAST_WALL_PER_CPU = 2.0
 """Wall-clock seconds allowed per CPU second, since a busy machine may keep a program waiting as long again."""
 RUN_FRACTION = 0.45
 """Fraction of `answer_seconds` for one run, since a program that was kept waiting is run twice."""
+FIRST_IDLE_SECONDS = 0.5
+"""Idle time after which a program gives up its first turn, so that other answers need not wait for it."""
 COMPONENTS = ("tests_passed", "ran", "compiled")
 
 
@@ -87,7 +89,8 @@ class CodeVerifier:
     def grade(self, answer: Answer) -> Grade:
         """The grade, with the components `tests_passed`, `ran` and `compiled`.
 
-        Raises DataError for a row that cannot be graded, SandboxError if no program can be run.
+        Raises DataError for a row that cannot be graded, SandboxError if no program can be run, PostponedError in the
+        first turn of an answer whose program is idle.
         """
         prompt = _prompt(answer.metadata, answer.prompt)
         problem = read_problem(self._options.form, self._tests_columns, answer.metadata, prompt)
@@ -102,9 +105,15 @@ class CodeVerifier:
             why = "no program in the answer" if program is None else "the program is too long"
             return _nothing(self._options.no_answer_score, why)
         before = text_before(answer.metadata)
-        findings = self._run(program, problem, before)
-        if findings.kept_waiting:
-            findings = self._run(program, problem, before)
+        idle_seconds = self._options.idle_seconds
+        if answer.first_turn and idle_seconds > FIRST_IDLE_SECONDS:
+            findings = self._run(program, problem, before, FIRST_IDLE_SECONDS)
+            if findings.by_clock:
+                raise PostponedError
+        else:
+            findings = self._run(program, problem, before, idle_seconds)
+            if findings.kept_waiting:
+                findings = self._run(program, problem, before, idle_seconds)
         return self._grade(findings)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - part of the interface
@@ -131,13 +140,13 @@ class CodeVerifier:
         """Ends the sandbox and the programs in it."""
         self._runner.close()
 
-    def _run(self, program: str, problem: Problem, before: str) -> Findings:
+    def _run(self, program: str, problem: Problem, before: str, idle_seconds: float) -> Findings:
         options = self._options
         runner, tolerance = self._runner, options.float_tolerance
         limits = Limits(
             cpu_seconds=self._cpu_seconds(problem),
             wall_seconds=options.answer_seconds * RUN_FRACTION,
-            idle_seconds=options.idle_seconds,
+            idle_seconds=idle_seconds,
             memory_bytes=options.memory_mib * MIB,
         )
         if isinstance(problem, InputsOutputs):

@@ -26,12 +26,13 @@ MAX_NUMBERS = 60
 _OTHER = re.compile(r"[^-+*/()\d\s]|//|\*\*", re.ASCII)
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)", re.ASCII)
 _LONG = re.compile(rf"\d{{{MAX_DIGITS + 1}}}", re.ASCII)
+_NUMBER = re.compile(r"\d+", re.ASCII)
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_OPERATORS: dict[type[ast.operator], tuple[str, Callable[..., Fraction]]] = {
-    ast.Add: ("+", operator.add),
-    ast.Sub: ("-", operator.sub),
-    ast.Mult: ("*", operator.mul),
-    ast.Div: ("/", operator.truediv),
+_OPERATORS: dict[type[ast.operator], Callable[..., Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 _STATED = re.compile(r"-? ?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
 _WRITTEN = tuple(
@@ -100,13 +101,15 @@ def _read(text: str) -> Expression:
         raise MalformedError(f"more than {MAX_CHARACTERS} characters")
     while _FRACTION.search(text):
         text = _FRACTION.sub(lambda match: f"(({_checked(match[1])})/({_checked(match[2])}))", text)
-    tree = ast.parse(_checked(text), mode="eval")
-    numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    text = _checked(text)
+    numbers = tuple(map(int, _NUMBER.findall(text)))
     if len(numbers) > MAX_NUMBERS:
         raise MalformedError(f"more than {MAX_NUMBERS} numbers")
-    used = {type(node.op) for node in ast.walk(tree) if isinstance(node, ast.BinOp)}
-    marks = frozenset(mark for kind, (mark, _) in _OPERATORS.items() if kind in used)
-    return Expression(_value(tree.body), tuple(int(str(number)) for number in numbers), marks)
+    try:
+        value = _value(ast.parse(text, mode="eval").body)
+    except RecursionError as error:
+        raise MalformedError("nested too deeply") from error
+    return Expression(value, numbers, frozenset("+-*/") & set(text))
 
 
 def _checked(text: str) -> str:
@@ -131,8 +134,8 @@ def _value(node: ast.expr) -> Fraction | None:
             one, other = _value(left), _value(right)
             if one is None or other is None or (isinstance(kind, ast.Div) and not other):
                 return None
-            return _OPERATORS[type(kind)][1](one, other)
-    raise MalformedError(f"{ast.unparse(node)[:20]!r} in an expression")
+            return _OPERATORS[type(kind)](one, other)
+    raise MalformedError("no number where one was expected")
 
 
 class CountdownVerifier:

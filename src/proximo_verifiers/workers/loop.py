@@ -17,6 +17,7 @@ from typing import Any
 
 from proximo_verifiers import errors
 from proximo_verifiers.errors import VerifierError, WorkersError
+from proximo_verifiers.workers.frames import FrameDecoder, encode
 from proximo_verifiers.workers.process import WorkerProcess, WorkerSpec
 from proximo_verifiers.workers.work import Done, Failed, TimedOut, Work, WorkQueue, backoff_seconds
 
@@ -225,7 +226,9 @@ class WorkerLoop:
             self._failed_starts, self.start_error = 0, None
             self.decided.set()
             return
-        if "raised" not in message:
+        if "postponed" in message:
+            self._postpone(worker.in_flight.popleft())
+        elif "raised" not in message:
             seconds = min(self.limits.answer_seconds, max(0.0, float(message["seconds"])))
             done = Done(value=message["value"], seconds=seconds)
             self._mean_seconds += 0.05 * (max(seconds, 1e-6) - self._mean_seconds)
@@ -236,6 +239,13 @@ class WorkerLoop:
         worker.head_started = time.monotonic()
         if message.get("leaving"):
             self._reap(worker, None, blame=False)
+
+    def _postpone(self, work: Work) -> None:
+        """Queues work behind everything else, marked as having had its first turn."""
+        (request,) = FrameDecoder().feed(work.request)
+        work.request = encode(request | {"postponed": True})
+        work.is_postponed = True
+        self._queue.put_isolated(work)
 
     def _check_workers(self, *, check_alive: bool) -> None:
         """Enforces deadlines and, with `check_alive`, finds workers that died silently."""

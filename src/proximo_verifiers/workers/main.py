@@ -14,6 +14,7 @@ import time
 from typing import BinaryIO
 
 from proximo_verifiers.errors import VerifierError
+from proximo_verifiers.verifier import PostponedError
 from proximo_verifiers.workers.frames import encode, read_frame
 from proximo_verifiers.workers.services import MakeService, Service, encodable, find_callable, one_line
 
@@ -72,6 +73,8 @@ def _serve(service: Service, requests: BinaryIO, replies: BinaryIO) -> None:
         leaving = False
         try:
             reply = encode({"value": service(request), "seconds": time.perf_counter() - start})
+        except PostponedError:
+            reply = encode({"postponed": True})
         except BaseException as error:  # a verifier that raises fails its answer, not the worker
             leaving = isinstance(error, MemoryError)  # memory is exhausted, so the worker is replaced
             reply = encode({"raised": _described(error), "leaving": leaving})

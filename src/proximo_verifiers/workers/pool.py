@@ -13,7 +13,7 @@ from typing import Any, Self
 from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.progress_log import LOG_EVERY_SECONDS, log_progress, logging_start
 from proximo_verifiers.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
-from proximo_verifiers.workers.process import WorkerSpec
+from proximo_verifiers.workers.process import WorkerSpec, sweep_folders
 from proximo_verifiers.workers.work import Failed, TimedOut, Work, WorkResult
 
 CLOSE_SECONDS = 30.0
@@ -31,6 +31,7 @@ class WorkerPool:
         """
         self.name = name
         self._answer_seconds = limits.answer_seconds
+        sweep_folders()
         self._loop = WorkerLoop(spec, limits)
         self._thread = threading.Thread(target=self._loop.run, daemon=True, name=f"workers-{name}")
         self._thread.start()
@@ -68,7 +69,7 @@ class WorkerPool:
     def wait(self, work: Sequence[Work], *, seconds: float, limit: str) -> list[WorkResult]:
         """The result of each work, in order, within `seconds`. Unfinished work is given up then.
 
-        Unfinished work has timed out if it exceeded its own limit before; the rest has failed.
+        Unfinished work has timed out if it exceeded its own limit before or gave up its turn; the rest has failed.
         `limit` names the setting of `seconds`, for messages.
         """
         self._loop.want(work)
@@ -89,7 +90,7 @@ class WorkerPool:
         if not all(item.done.is_set() for item in work):
             for item in work:
                 timed_out = TimedOut(seconds=self._answer_seconds, times=item.timeouts)
-                item.finish(timed_out if item.timeouts else late)
+                item.finish(timed_out if item.timeouts or item.is_postponed else late)
             self._loop.discard_finished()
         return [item.outcome or late for item in work]
 

@@ -42,7 +42,8 @@ def verifier_service(path: str, options: Mapping[str, Any]) -> ReadyService:
                 return str(error)
             return None
         fields = request["grade"]
-        grade = verifier.grade(Answer(**(fields | {"finish": Finish(fields["finish"])})))
+        first_turn = not request.get("postponed", False)
+        grade = verifier.grade(Answer(**(fields | {"finish": Finish(fields["finish"]), "first_turn": first_turn})))
         if not isinstance(grade, Grade):
             raise TypeError(f"grade(answer) must return a Grade, it returned {grade!r:.60}")
         if grade.state is ScoreState.INFRASTRUCTURE_FAULT:

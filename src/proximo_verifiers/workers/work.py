@@ -25,14 +25,14 @@ class Done:
 class TimedOut:
     """The work exceeded its time limit.
 
-    It did so twice, the second time alone in a fresh worker; or once, and the time of the whole step ended before it
-    could be tried again.
+    It did so twice, the second time alone in a fresh worker; or it did so once, or gave up its turn, and the time of
+    the whole step ended before it could be tried again.
     """
 
     seconds: float
     """The limit that was exceeded."""
     times: int = 2
-    """Number of time-outs."""
+    """Number of time-outs; 0 if the work gave up its turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +58,8 @@ class Work:
     timeouts: int = 0
     is_wanted: bool = False
     """Somebody waits for its outcome."""
+    is_postponed: bool = False
+    """It would have made its verifier wait, and gave up its first turn."""
     not_before: float = 0.0
     """Monotonic time before which it is not retried."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,8 +81,9 @@ class WorkQueue:
     """Work that somebody waits for comes before work that was only begun; else first in, first out. Failed work is
     retried after a pause.
 
-    Work that took too long is isolated: it comes after all other work, alone in a worker. If somebody waits for it, it
-    comes before work that nobody waits for, so that the answers of a later step change nothing for those of this one.
+    Work that took too long or gave up its turn is isolated: it comes after all other work, alone in a worker. If
+    somebody waits for it, it comes before work that nobody waits for, so that the answers of a later step change
+    nothing for those of this one.
     """
 
     def __init__(self) -> None:

@@ -6,9 +6,10 @@ import pytest
 from grade_cases import INC, RIGHT
 
 from graded_programs import graded
+from proximo_verifiers.code.verifier import CodeVerifier
 from proximo_verifiers.sandbox.jobs import Ending, Limits, Outcome
 from proximo_verifiers.sandbox.runner import Sandbox
-from proximo_verifiers.verifier import ScoreState
+from proximo_verifiers.verifier import Answer, PostponedError, ScoreState
 
 RUN = {"test_setup_code": "len('')"}
 """What says nothing, but has the tests run."""
@@ -118,3 +119,13 @@ def test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over(sandbox, r
 def test_a_program_is_not_idle_while_its_tests_work(sandbox) -> None:
     test = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nassert inc(1) == 2"
     assert graded(sandbox, RIGHT, {"test_list": [test]}, idle_seconds=0.3).score == 1.0
+
+
+def test_a_program_that_sleeps_gives_up_its_first_turn_and_is_graded_in_its_second(sandbox) -> None:
+    verifier = CodeVerifier(runner=sandbox, form="asserts", program="response", idle_seconds=20.0)
+    short = "import time\ndef inc(x):\n    time.sleep(0.3)\n    return x + 1"
+    answer = Answer(text=short, prompt="", metadata=INC, first_turn=True)
+    with pytest.raises(PostponedError):
+        verifier.grade(answer)
+    assert verifier.grade(replace(answer, first_turn=False)).score == 1.0
+    assert verifier.grade(replace(answer, text=RIGHT)).score == 1.0

@@ -48,6 +48,8 @@ UNTRUE = (f"{SOLUTION} = 99", f"{SOLUTION} = -40", f"99 = {SOLUTION}", f"{SOLUTI
 MALFORMED = ("", "1 +", "(1", "1)", "68 34", "-68 + 34", "68 - -34", "2 ** 3", "6.8", "1,000", "a + b", "68 // 2", "()")
 MALFORMED += ("1 (2)", "\\frac{1)+(2}{3}", "2\\frac{1}{2}", "68 # 34", "6_8", "68 * * 2", "\\frac{1}")
 MALFORMED += ("x = 40.0", f"{SOLUTION} = ?", f"{SOLUTION} =", f"{SOLUTION} == 40", "-40")
+MALFORMED += ("-" * 335 + "1", "+" * 499 + "1", "(" + "-" * 330 + "1)", "1+" + "-" * 400 + "1")
+MALFORMED += ("x = " + "-" * 400 + "5", "x = " + "\N{EN DASH}" * 400 + "5", "1" + "(" * 240 + ")" * 240)
 
 
 @pytest.mark.parametrize("text", RIGHT)
@@ -172,6 +174,11 @@ def test_precedence_is_that_of_arithmetic() -> None:
     assert read_expression("2 + 3 * 4 - 6 / 3 - 1").value == 11
     assert read_expression("8 / 4 / 2").value == 1
     assert read_expression("8 - 4 - 2").value == 2
+
+
+def test_numbers_are_in_their_order_in_the_text() -> None:
+    for text in ("1 + 2 * 3 + 4", "\\frac{1 + 2}{3} - (4)"):
+        assert read_expression(text).numbers == (1, 2, 3, 4)
 
 
 def test_all_given_solutions_verify_and_none_does_with_a_number_or_operator_changed() -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -64,11 +65,14 @@ def test_a_worker_gets_no_secret_and_a_session_and_a_folder_of_its_own(monkeypat
     assert not Path(facts["folder"]).exists(), "what a verifier leaves in its folder goes with the worker"
 
 
-def test_closing_closes_the_verifiers_and_leaves_no_process(tmp_path: Path) -> None:
-    mark = tmp_path / "closed"
+def test_closing_closes_the_verifiers_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, left = tmp_path / "closed", tmp_path / "proximo-worker-of-a-killed-run"
+    left.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     grader = Grader("example_verifiers:Closing", name="j", num_workers=2, options={"mark": str(mark)})
     grader.grade([Answer(text="")])
     assert len(workers_of(os.getpid())) == 2
+    assert not left.exists()
     grader.close()
     assert mark.exists()
     assert workers_of(os.getpid()) == []

@@ -19,7 +19,7 @@ from proximo_verifiers.errors import WorkersError
 from proximo_verifiers.progress_log import logging_start
 from proximo_verifiers.workers.frames import FrameDecoder, FrameError, encode
 from proximo_verifiers.workers.loop import START_SECONDS, reported_error
-from proximo_verifiers.workers.process import WorkerFolder, WorkerProcess, WorkerSpec
+from proximo_verifiers.workers.process import WorkerFolder, WorkerProcess, WorkerSpec, sweep_folders
 
 MAX_FAILED_NURSERIES = 3
 """After so many nurseries in a row that ended before they were ready, the run ends."""
@@ -63,6 +63,7 @@ class ProcessPlayers:
             memory_bytes=memory_bytes,
             whole_environment=True,
         )
+        sweep_folders()
         self._folder = WorkerFolder()
         self._address = os.path.join(self._folder.path, "players")
         self._selector = selectors.DefaultSelector()

@@ -193,8 +193,9 @@ def damage_in(folder: Path, *, weights: bool = True) -> str | None:
 
     `weights` looks at the headers of weight files too.
     """
-    files = [*(folder / name for name in (*JSON_OBJECTS, *TEXTS)), *(sorted(folder.glob(WEIGHTS)) if weights else ())]
-    return next((f"{file} {problem}" for file in files if file.exists() and (problem := _problem(file))), None)
+    texts = [file for name in (*JSON_OBJECTS, *TEXTS) if (file := folder / name).exists()]
+    files = [*texts, *(sorted(folder.glob(WEIGHTS)) if weights else ())]
+    return next((f"{file} {problem}" for file in files if (problem := _problem(file))), None)
 
 
 def refuse_overlooked(folder: Path) -> None:

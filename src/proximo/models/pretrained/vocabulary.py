@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proximo.distributed.unread_parameters import read_all
+from proximo.distributed.unread_parameters import Unread, source_of
 from proximo.errors import ModelError, memory_ran_out
 from proximo.hub import TOKENIZER_FILES, is_local, within_reach
 from proximo.models.pretrained.folders import refuse_overlooked, tokenizer_place
@@ -122,14 +122,19 @@ def resize_vocabulary(model: "PreTrainedModel", num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
-    for layer in vocabulary_layers(model):
-        read_all(layer)
+    own = [dict(layer.named_parameters()) for layer in vocabulary_layers(model)]
     with own_randomness(model.device):  # it draws rows that are overwritten below
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
-    for layer in vocabulary_layers(model):
-        layer.weight[old:] = layer.weight[:old].mean(dim=0)
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
-            layer.bias[old:] = layer.bias[:old].mean()
+    grown: dict[int, nn.Parameter] = {}
+    for layer, before in zip(vocabulary_layers(model), own, strict=True):
+        for name, parameter in list(layer.named_parameters()):
+            source = source_of(before[name])
+            if source is None:
+                parameter[old:] = parameter[:old].mean(dim=0)
+            else:
+                if id(source) not in grown:  # tied layers are read once, and stay one
+                    grown[id(source)] = Unread.of(source.grown(num_tokens))
+                setattr(layer, name, grown[id(source)])
 
 
 def embedding_rows(model: "PreTrainedModel") -> int:
