@@ -70,6 +70,9 @@ class ToyRecipe(TrainerRecipe):
     toy: ToyConfig = ToyConfig()
     """How it learns."""
 
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}
+
 
 class ToyTask(SupervisedTask[LanguageModel, TextExample, ToyConfig]):
     role = "policy"

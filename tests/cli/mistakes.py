@@ -260,6 +260,7 @@ COMMANDS = (
     _use("generation from a file", "generate a.jsonl x", "a.jsonl is a file", files={"a.jsonl": ""}),
     _use("comparison of a run with itself", "report run run", "given twice", files=RUN),
     _use("report over a file", "report run --out notes.txt", "left as it is", files={**RUN, "notes.txt": "1"}),
+    _use("report to a name that is too long", f"report run --out {'x' * 300}", "cannot be read", files=RUN),
     _use("report over a folder", "report run --out d", "d is a folder: give a file", files={**RUN, "d/x": ""}),
     _use(
         "following several runs",

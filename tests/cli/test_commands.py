@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 import yaml
 
 from builders import tiny_tokenizer
 from proximo.cli import doctor, main
 from proximo.cli.arguments import lines_of_stdin
 from proximo.cli.doctor import CHECKS
-from proximo.cli.program import explicit_resume
+from proximo.cli.program import app, explicit_resume
 from proximo.config.loader import load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError, UserError
@@ -78,6 +80,20 @@ def test_every_command_has_help_with_an_example(command, capsys):
     text = capsys.readouterr().out
     assert f"proximo {command} " in text
     assert command in {line.split()[0] for line in help_of_all(capsys).splitlines() if line.startswith("  ")}
+
+
+def test_every_page_that_a_help_names_is_whole(capsys, monkeypatch):
+    def ways(command, words):
+        yield words
+        for name, below in getattr(command, "commands", {}).items():
+            yield from ways(below, [*words, name])
+
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ways(typer.main.get_command(app), []):
+        assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"docs/remote-rewards\.(md|html)", text)
+    assert not re.search(r"docs/\S*-\n", text)
 
 
 def help_of_all(capsys):
@@ -490,7 +506,7 @@ def test_doctor_advises_where_something_is_missing(monkeypatch):
     )
     extras = CHECKS["extras"]()
     assert extras == doctor.Finding("none; without more (other>=1)", "pip install 'proximo[NAME]' adds one")
-    monkeypatch.setattr("proximo.cli.doctor.CDLL", lambda name: None)
+    monkeypatch.setattr("proximo.commands.dry_run.CDLL", lambda name: None)
     assert "check its build and `nvidia-smi`" in CHECKS["device"]().advice
 
 

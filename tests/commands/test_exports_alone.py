@@ -100,6 +100,7 @@ CASES = {
     ),
     "sft two matrices": Case(kind="sft", changes={"model": {"path": "two_matrices"}} | ADDED, new_tokens=2),
     "sft two matrices adapter": Case(kind="sft", changes={"model": {"path": "two_matrices", "lora": LORA}}),
+    "reward": Case(kind="reward", changes={}),
     "reward adapter added": Case(kind="reward", changes={"model.lora": LORA} | ADDED, new_tokens=2),
     "ppo": Case(kind="ppo", changes={}),
     "ppo value": Case(kind="ppo", changes={}, role="value"),

@@ -221,6 +221,10 @@ def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> 
     other = trained(place, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
     with pytest.raises(RunFolderError, match="session_functions:Twice"):
         other.fit(quiet=True, resume="must")
+    changed = type("Brief", (Brief,), {"__call__": lambda self, prompts: prompts})()
+    other = trained(place, tmp_path / "run", {"reward": [changed], "run.save_every_steps": 1})
+    with pytest.raises(RunFolderError, match='session_functions:Brief: "source with sha256 .* -> "source with sha256'):
+        other.fit(quiet=True, resume="must")
     misnamed = {"kind": "function", "name": "other", "function": Brief()}
     with pytest.raises(ConfigError, match="set name"):
         trained(place, tmp_path / "new", {"reward": [misnamed]}).fit(quiet=True)
@@ -318,7 +322,7 @@ def test_a_dry_run_counts_the_rows_that_a_program_gives(place, tmp_path) -> None
     assert "at most 100 rows held out for evaluation\n" in said
 
 
-def test_a_data_set_with_splits_is_no_source(place) -> None:
+def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(place) -> None:
     splits = DatasetDict({"train": Dataset.from_list(rows_of(place, "texts")), "test": Dataset.from_list([])})
     for key, given in {
         "data.sources": splits,
@@ -326,5 +330,5 @@ def test_a_data_set_with_splits_is_no_source(place) -> None:
         "data.sources.0": splits,
         "data.evaluation_sources": [{"function": splits}],
     }.items():
-        with pytest.raises(ConfigError, match=rf"the override of {key.strip()} is not a plain value"):
+        with pytest.raises(ConfigError, match=r"is a mapping of several, 'train', 'test': give one .*\['train'\]"):
             Training(recipe_of("sft", place), {key.strip(): given})

@@ -95,9 +95,9 @@ def test_a_training_that_ended_within_resumes_with_the_same_bits(own_reward, who
     with pytest.raises(_PulledPlug):
         cut.fit(quiet=True, on_step=pull)
     assert seen == [0, 1, 2]
-    with pytest.raises(RunFolderError, match="use --resume.*, --overwrite to replace"):
+    with pytest.raises(RunFolderError, match=r'use fit\(resume="must"\).*, fit\(overwrite=True\) to replace'):
         cut.fit(quiet=True)
-    assert "holds a run at step 1: use --resume to continue it" in cut.dry_run()
+    assert 'holds a run at step 1: use fit(resume="must") to continue it' in cut.dry_run()
     run = cut.fit(quiet=True, resume="auto")
     assert weights_of(run.folder) == weights_of(whole.folder)
     assert lines_of(run.folder) == lines_of(whole.folder)
@@ -169,7 +169,7 @@ def test_mistakes_are_found_before_anything_is_loaded(inputs, tmp_path) -> None:
     recipe = in_folder(recipe_of("sft", inputs), tmp_path / "run")
     with pytest.raises(ConfigError, match="learning_rat"):
         Training(recipe, {"sft.optimizer.learning_rat": 1.0})
-    with pytest.raises(ConfigError, match="no section"):
+    with pytest.raises(ConfigError, match="no section .* needs one of .*pipeline$"):
         Training({"run": recipe["run"]})
     with pytest.raises(ConfigError, match="can be read again"):
         Training({**recipe, "data": {"sources": [iter([{"text": "a"}])]}})

@@ -65,6 +65,7 @@ REFUSED = [
         [LORA, "model.quantisation=4bit", "value.lora.rank=8"],
         "model.quantisation 4bit stores blocks with scales of their own",
     ),
+    ("ppo", ["ppo.average_decay=0.9", "devices.policy.shard=grads"], "set devices.average.shard to grads"),
     (
         "ppo",
         ["ppo.kl.reference_every_steps=5", "devices.policy.offload=always"],
@@ -102,7 +103,8 @@ FINE = [
     ["devices.shard_size=2"],
     ["run.compile=inductor", "devices.shard=replicate"],
     ["ppo.average_decay=0.9", "ppo.kl.reference_every_steps=5", "devices.offload=always"],
-    ["ppo.average_decay=0.9", "devices.policy={shard: grads, offload: idle}"],
+    ["ppo.average_decay=0.9", "devices.average.offload=idle"],
+    [LORA, "ppo.average_decay=0.9", "devices.policy.offload=idle"],
     [LORA, "model.quantisation=4bit", "value.lora.rank=8", "devices.shard=replicate"],
     ["value.init_from=trunk", "devices.policy.shard=replicate"],
     ["value.init_from=trunk", "devices.policy.shard=grads", "devices.value.shard=grads"],

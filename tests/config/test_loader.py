@@ -54,6 +54,7 @@ def test_the_resolved_recipe_is_a_recipe_with_the_same_values(folder, kind):
 def test_a_section_given_in_part_keeps_its_default_for_the_rest(folder):
     recipe = load_recipe("sft", write_recipe(folder, SFT), ["sft.optimizer.learning_rate=1e-4"]).recipe
     assert (recipe.sft.optimizer.learning_rate, recipe.sft.optimizer.schedule) == (1e-4, "cosine")
+    assert load_recipe("sft", write_recipe(folder, SFT), ["run.precision=bfloat16"]).recipe.run.precision == "bf16"
     recipe = load_recipe("ppo", write_recipe(folder, PPO), ["ppo.value_optimizer.weight_decay=0.1"]).recipe
     assert (recipe.ppo.value_optimizer.learning_rate, recipe.ppo.value_optimizer.weight_decay) == (1e-5, 0.1)
 

@@ -13,6 +13,9 @@ import yaml
 from pages import CODE, COMING_FROM, FENCE, blocks, links
 from pydantic import TypeAdapter, ValidationError
 from test_docs import METRIC, SETTING, fields_at
+from test_parity_page import PLANNED
+from test_parity_page import ROWS as PARITY
+from their_options import SECTIONS
 
 import proximo
 from proximo import api
@@ -51,14 +54,24 @@ OUR_WORDS = {
 }
 """Code words in the right column that are neither settings nor functions: files, columns, marks, an override."""
 
-NUM_ROWS = {"areal": 119, "deepspeed-chat": 88, "torchrl": 82, "torchtune": 62, "trl": 132, "grpo-trainer": 50}
-"""Page -> its lines about an option of the other system."""
+DENIALS = ("not here", "no counterpart")
+"""How a row begins that has nothing for an option."""
+
+
 ROW = re.compile(r"^- (?!\*\*)(.+?): (.+)$", re.MULTILINE)
 
 
 def rows(text: str) -> list[tuple[str, str]]:
     """(theirs, here) of every line of the lists. A line in bold is about a difference of the systems."""
     return [(match[1], match[2]) for match in ROW.finditer(FENCE.sub("", text))]
+
+
+def section(text: str, heading: str) -> str:
+    """From the heading to the next one of its level; the whole page for none."""
+    if not heading:
+        return text
+    after = text.split(f"\n{heading}\n")[1]
+    return re.split(r"\n## ", after)[0]
 
 
 def exists_here(word: str) -> bool:
@@ -106,9 +119,18 @@ def all_rows() -> Iterator[tuple[str, str, str]]:
         yield from ((page.stem, *row) for row in found)
 
 
+def wanted() -> Iterator[tuple[str, str, str, set[str], str]]:
+    """(page, heading, name, its rows of the parity page, what is said of it here); nothing where it is missing."""
+    for stem, heading, names in SECTIONS:
+        said = rows(section(LISTS[stem].read_text(), heading))
+        for each in names.split():
+            name, _, ids = each.partition(":")
+            here = "\n".join(here for theirs, here in said if name in CODE.findall(theirs))
+            yield stem, heading, name, set(filter(None, ids.split(","))), here
+
+
 def test_no_option_of_the_other_system_is_missing() -> None:
-    """Each was compared with the other system when it was written."""
-    assert {page: sum(stem == page for stem, _, _ in all_rows()) for page in LISTS} == NUM_ROWS
+    assert not [(stem, heading, name) for stem, heading, name, _, here in wanted() if not here]
 
 
 def test_what_stands_beside_an_option_exists_here() -> None:
@@ -119,6 +141,24 @@ def test_what_stands_beside_an_option_exists_here() -> None:
 def test_an_option_without_a_name_here_has_a_reason() -> None:
     bare = [each for each in all_rows() if not CODE.search(each[2])]
     assert not [each for each in bare if len(each[2].split()) < 2 and each[2] not in ("planned", "always")]
+
+
+def test_a_line_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not() -> None:
+    """What is planned there is planned here, and what is there is neither planned nor missing here."""
+    known = {row.id for row in PARITY}
+    faults, planned = [], set()
+    for stem, _, name, ids, here in wanted():
+        if not ids <= known:
+            faults.append((stem, name, "no such row"))
+        if ("planned" in here) < bool(PLANNED & ids):
+            faults.append((stem, name, "planned there, and not here"))
+        if ids and any(line.startswith(DENIALS) for line in here.split("\n")):
+            faults.append((stem, name, "denied, although the parity page has it"))
+        if PLANNED & ids:
+            planned |= {(stem, line) for line in here.split("\n") if "planned" in line}
+    promised = {(page, here) for page, _, here in all_rows() if "planned" in here}
+    assert not faults
+    assert promised <= planned
 
 
 def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:

@@ -77,7 +77,7 @@ def test_a_server_that_is_killed_within_a_request_is_replaced_by_the_other() -> 
 def test_a_server_that_stays_away_ends_the_run_with_its_section() -> None:
     fake = FakeVLLM(teacher())
     fake.close()
-    said = "of devices.reference could be reached for 0 s, the last at"
+    said = r"for 0 s \(devices.reference.start_seconds\), the last at"
     with closing(worker_on(fake, start_seconds=0.0)) as worker, pytest.raises(TrainingError, match=said):
         worker.logprobs(RESPONSES)
 
@@ -193,9 +193,9 @@ def test_servers_are_checked_before_a_model_is_loaded(served: tuple[dict[str, An
 def test_every_key_reaches_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     with fake_servers(teacher()) as (fake,), ExitStack() as opened:
-        keys = {"addresses": (fake.url,), "token_env": "TOKEN", "request_seconds": 3}
+        keys = {"addresses": (fake.url,), "token_env": "TOKEN", "request_seconds": 3, "start_seconds": 4}
         (server,) = find_reference(ServersConfig(**keys), opened)
-    assert (server.url, server.limits.request_seconds) == (fake.url, 3)
+    assert (server.url, server.limits.request_seconds, server.limits.start_seconds) == (fake.url, 3, 4)
     assert server._client._client.headers["Authorization"] == "Bearer secret"
 
 

@@ -137,7 +137,9 @@ def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         reward_sources, "VerifierReward", lambda verifier, **options: given.update(options, verifier=verifier)
     )
-    config = CustomVerifierRewardConfig(kind="verifier", verifier_class="m:J", workers=3, kwargs={"x": 1})
+    config = CustomVerifierRewardConfig(
+        kind="verifier", verifier_class="m:J", workers=3, worker_memory_mib=200, kwargs={"x": 1}
+    )
     device_spec = build.DeviceSpec(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     build.build_reward_source(config, tiny_tokenizer(), device_spec=device_spec, tokens_per_microbatch=64)
     assert given == {
@@ -147,7 +149,7 @@ def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPa
         "num_workers": 3,
         "answer_seconds": 10.0,
         "step_seconds": 600.0,
-        "memory_bytes": 4096 * 2**20,
+        "memory_bytes": 200 * 2**20,
     }
 
 

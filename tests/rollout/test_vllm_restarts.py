@@ -1,4 +1,4 @@
-"""A vLLM server that restarts is waited for, as long as its limits say, and what is waited for is said."""
+"""A vLLM server that restarts is waited for, as long as `engine.start_seconds` says, and what is waited for is said."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -116,7 +116,7 @@ def test_a_rollout_waits_for_a_server_that_restarts_and_says_so(
     assert place.fakes[-1].counts["/update_weights"] == 1, "the one that started anew was given the weights"
     away = [each for each in caplog.messages if "has not been reachable" in each]
     assert len(away) == 1, "once a minute"
-    assert "waiting for it, at most 600 s" in away[0]
+    assert "waiting for it, at most 600 s (engine.start_seconds)" in away[0]
     assert any("answers again after" in each for each in caplog.messages)
 
 
@@ -142,7 +142,7 @@ def test_a_wait_in_vain_ends_with_its_limit_and_the_server(tmp_path: Path) -> No
     url = f"unix://{tmp_path}/nobody.sock"
     gone = absent(url, start_seconds=0.0)
     call: Dispatch[Any] = Dispatch([gone], [Job(home=0, ask=lambda each: each.weight_version())], attempts=1000)
-    with pytest.raises(TrainingError, match=rf"of engine could be reached for 0 s, the last at {url}: ConnectError"):
+    with pytest.raises(TrainingError, match=rf"for 0 s \(engine.start_seconds\), the last at {url}: ConnectError"):
         list(call.run())
     with pytest.raises(UnansweredError, match="ConnectError"):
         gone.waiting_for_it(gone.weight_version)

@@ -528,6 +528,9 @@ SHOWN_ELSEWHERE = {
     "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on": (
         "VerifierRewardConfig.step_seconds"
     ),
+    "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer": (
+        "CustomVerifierRewardConfig.worker_memory_mib"
+    ),
     # Responses of two steps are rare here.
     "test_the_score_of_a_response_is_an_aggregate_of_its_steps": "PRMRewardConfig.aggregate",
     "test_a_step_is_rewarded_at_the_token_that_ends_it_and_the_last_one_at_the_last_token": "PRMRewardConfig.dense",

@@ -89,6 +89,7 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         transfer_folder=str(tmp_path),
         max_concurrent_requests=7,
         request_seconds=11.0,
+        start_seconds=13.0,
     )
     with ExitStack() as opened:
         servers, engine = made(config, policy(), opened)
@@ -103,10 +104,10 @@ def test_every_key_of_the_section_reaches_servers_and_engine(
         assert command[command.index("--load-format") + 1] == "dummy"
         assert command[-1] == "--seed=3"
         assert spec.environment == {"ONE": "1"}, "no devices on a CPU"
-        assert started.waited == [900.0, 900.0]
+        assert started.waited == [13.0, 13.0]
         limits = servers.servers[1].limits
         assert (limits.max_concurrent_requests, limits.request_seconds) == (7, 11.0)
-        assert engine.options.dtype == torch.bfloat16
+        assert (engine.max_logprob_error, engine.options.dtype) == (0.5, torch.bfloat16)
         assert engine._files.folder.parent == tmp_path
     assert not list(tmp_path.glob("proximo-weights-*"))
     monkeypatch.setenv("TOKEN", "secret")

@@ -246,8 +246,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
 def test_weights_and_biases_is_told_the_id_of_the_run(
     recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = {"kind": "wandb", "name": "mine"}
-    monkeypatch.setenv("WANDB_PROJECT", "p")
+    sink = {"kind": "wandb", "project": "p", "name": "mine"}
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr("wandb.login", lambda **_: False)
     with pytest.raises(ConfigError, match="run.sinks.0: nobody is logged in: .* or set WANDB_MODE=offline"):

@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Callable, Iterator
-from ctypes import CDLL
 from dataclasses import dataclass
 from importlib.metadata import requires, version
 
@@ -51,6 +50,7 @@ def _versions() -> Finding:
 def _device() -> Finding:
     import torch
 
+    from proximo.commands.dry_run import has_nvidia_driver
     from proximo.models.precision.placement import resolve_device
 
     device = resolve_device("auto")
@@ -65,17 +65,9 @@ def _device() -> Finding:
         f"cpu: {torch.backends.cpu.get_cpu_capability()}; no accelerator that torch can use was found",
         f"NVIDIA's driver is installed, but torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no device: "
         "check its build and `nvidia-smi`"
-        if _has_nvidia_driver()
+        if has_nvidia_driver()
         else None,
     )
-
-
-def _has_nvidia_driver() -> bool:
-    try:
-        CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def _precision() -> Finding:

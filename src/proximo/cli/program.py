@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -26,6 +27,8 @@ from proximo.message_text import with_addresses
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
+BROKEN_PAGE = re.compile(r" (\S*docs/[\w/-]*-)(\n *)(?=[\w.-]+\.md\b)")
+"""Matches the first part of a page's name that was wrapped at a hyphen."""
 HELP_OPTIONS = frozenset(("-h", "--help"))
 SETTINGS = {"max_content_width": 100, "help_option_names": sorted(HELP_OPTIONS)[::-1]}
 # No rich help or tracebacks: they slow down the start and rewrap the examples.
@@ -55,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             with redirect_stdout(io.StringIO()) as help_text:
                 status = run()
-            print(with_addresses(help_text.getvalue()), end="")
+            print(with_addresses(BROKEN_PAGE.sub(r"\2\1", help_text.getvalue())), end="")
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:

@@ -127,7 +127,9 @@ def kind_of(recipe: str, kind: str | None) -> str:
     """
     from proximo.config import loader
 
-    return loader.kind_of(loader.read_document(recipe)) if kind is None else _known(kind)
+    if kind is not None:
+        return _known(kind)
+    return loader.kind_of(loader.read_document(recipe), advice=", or give --kind")
 
 
 def _known(kind: str) -> str:

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from proximo.errors import ConfigError
+
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
     from proximo.config.recipe import Recipe
@@ -29,9 +31,15 @@ def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, qu
 
 
 def check_start(recipe: "Recipe", options: "RunOptions") -> None:
-    """Raises ConfigError for a push that cannot work, and RunFolderError for a folder that holds another run."""
+    """Raises ConfigError for a missing device or a push that cannot work.
+
+    RunFolderError for a folder that holds another run.
+    """
+    from proximo.commands.dry_run import device_problem
     from proximo.run.preflight import check_folders, check_push
 
+    if problem := device_problem(recipe.run.device):
+        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: use auto or cpu")
     for _, stage in recipe.given_stages():
         check_push(stage)
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)

@@ -3,9 +3,18 @@
 Loads no model, writes no file and imports no torch.
 """
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from ctypes import CDLL
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.errors import ConfigError
 from proximo.run.dry_run import rank_lines, run_lines, thread_problem, untrained_rows
 from proximo.trainer_kinds import trainer_of
 
@@ -34,8 +43,84 @@ def _stage_lines(recipe: TrainerRecipe) -> Iterator[str]:
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
-    """Warnings about problems that may end the run."""
+    """Warnings about problems that may end the run. Raises ConfigError for those that certainly will."""
     for prefix, stage in recipe.given_stages():
+        yield from _device(stage.run, prefix)
         if threads := thread_problem(stage.run):
             yield f"{prefix}{threads}"
+        scorers = {
+            key: ModelConfig(path=section.path)
+            for key, section in stage.sections().items()
+            if isinstance(section, ModelRewardConfig)
+        }
         yield from (f"{prefix}{each}" for each in untrained_rows(stage))
+        for key, model in (stage.models() | scorers).items():
+            yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
+
+
+def _device(run: RunConfig, prefix: str) -> Iterator[str]:
+    if problem := device_problem(run.device):
+        yield f"{prefix}run.device is {run.device}, but {problem}: the run would be refused here; use auto"
+
+
+def device_problem(device: str) -> str | None:
+    """Why this machine lacks the device, as far as can be told without torch."""
+    if device == "mps" and sys.platform != "darwin":
+        return "mps exists only on macOS"
+    if device.partition(":")[0] != "cuda":
+        return None
+    torch = version("torch")
+    if "+cpu" in torch:
+        return f"torch {torch} is a build for CPUs"
+    if "+rocm" in torch:
+        return None
+    return None if has_nvidia_driver() else "NVIDIA's driver (libcuda.so.1) is missing here"
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the library of NVIDIA's driver can be loaded."""
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
+    """`longest`: key of a length limit -> tokens; first of the prompt, then of the response if there is one."""
+    limit = _position_limit(model)
+    if limit is None or sum(longest.values()) <= limit:
+        return
+    (read_key, given), *rest = longest.items()
+    if read_key.startswith("environment."):
+        raise ConfigError(
+            f"an episode has up to {given} tokens, but {key} reads at most {limit} positions; lower {read_key}"
+        )
+    if not rest:
+        yield (
+            f"{key} reads at most {limit} positions, and {read_key} is {given}: a longer example would end the run; "
+            "lower it"
+        )
+        return
+    ((write_key, written),) = rest
+    if written >= limit:
+        raise ConfigError(f"{key} reads at most {limit} positions, which {write_key} ({written}) alone fills: lower it")
+    yield (
+        f"{key} reads at most {limit} positions, and {read_key} ({given}) + {write_key} ({written}) make "
+        f"{given + written}: prompts of more than {limit - written} tokens would end the run; lower one of them"
+    )
+
+
+def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:
+    """The position limit in the model's config.json; None if that is on the Hub, unreadable, or has no limit."""
+    config: Mapping[str, Any] = model.config or {}
+    if model.path is not None:
+        try:
+            config = json.loads((Path(model.path).expanduser() / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+    if not isinstance(config, Mapping):
+        return None
+    text = config.get("text_config") or config
+    stated = (text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((limit for limit in stated if isinstance(limit, int)), None)

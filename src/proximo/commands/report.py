@@ -130,16 +130,19 @@ def make_comparison(runs: Sequence[Path], out: Path) -> MadeReport:
 
 def check_page_file(path: Path) -> None:
     """Raises UserError if a page cannot be written to `path`, or would replace a file that is not a page of Proximo."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"the page {path} cannot be written: the permissions of {path.parent} refuse it; give another out"
-        )
-    if path.exists() and not is_page(path):
-        raise UserError(f"{path} is not a page of Proximo and is left as it is: give another file")
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: give a file to write the page to, such as {path / REPORT_NAME}")
+        if not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UserError(
+                f"the page {path} cannot be written: the permissions of {path.parent} refuse it; give another out"
+            )
+        if path.exists() and not is_page(path):
+            raise UserError(f"{path} is not a page of Proximo and is left as it is: give another file")
+    except OSError as error:
+        raise UserError(f"the file {path} cannot be read ({error.strerror}): give another one") from error
 
 
 def _written(path: Path, page: str) -> Path:

@@ -63,13 +63,15 @@ class DevicesConfig(Section):
     """How long a rank waits for the others before the run ends with the name of the one that is missing. For slow file
     systems, from which the ranks load at different speeds."""
     policy: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
-    """The policy of PPO, and its moving average."""
+    """The policy of PPO."""
     reference: ReferenceDevicesConfig = ReferenceDevicesConfig()
     """The reference of PPO, DPO or KTO."""
     value: PlacedRoleDevicesConfig = PlacedRoleDevicesConfig()
     """The critic of PPO."""
     reward: RoleDevicesConfig = RoleDevicesConfig()
     """The reward models of PPO."""
+    average: RoleDevicesConfig = RoleDevicesConfig()
+    """The moving average of the policy in PPO. It can lie on the host between its uses."""
     model: RoleDevicesConfig = RoleDevicesConfig()
     """The trained model of SFT, reward training, DPO and KTO."""
 
@@ -85,18 +87,14 @@ class DevicesConfig(Section):
 
     def shard_of(self, role: str) -> Shard:
         """How the model of a role lies on the ranks."""
-        return self.of_role(role).shard or self.shard
+        return getattr(self, role).shard or self.shard
 
     def offload_of(self, role: str) -> Literal["none", "idle", "always"]:
         """When the model of a role lies on the host."""
-        return self.of_role(role).offload or self.offload
-
-    def of_role(self, role: str) -> RoleDevicesConfig:
-        """The subsection of a role. The average is where the policy is."""
-        return getattr(self, "policy" if role == "average" else role)
+        return getattr(self, role).offload or self.offload
 
 
-ROLES = ("policy", "reference", "value", "reward", "model")
+ROLES = ("policy", "reference", "value", "reward", "average", "model")
 """The roles that have a subsection."""
 
 
@@ -180,7 +178,7 @@ def _conflicts_of_stage(recipe: Placing, num_ranks: int, prefix: str) -> Iterato
 
 
 def _other_place(placed: PlacedRole, devices: DevicesConfig, at: str) -> Iterator[str]:
-    given = devices.of_role(placed.role).shard is not None
+    given = getattr(devices, placed.role).shard is not None
     if (base := placed.shares) is not None and (given or not placed.is_head):
         shard = devices.shard_of(base)
         if devices.shard_of(placed.role) != shard:

@@ -27,6 +27,9 @@ class ServersConfig(Section):
     request_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one request, after which it is repeated. Responses of tens of thousands of tokens need
     more."""
+    start_seconds: float = Field(900.0, gt=0)
+    """Wall-clock limit of the start of a server by the run, and of the wait, within a run, for one that cannot be
+    reached. A large model on a slow disk needs more."""
 
 
 class VLLMEngineConfig(ServersConfig):
@@ -89,6 +92,7 @@ MAY_CHANGE = (
     "transfer_folder",
     "max_concurrent_requests",
     "request_seconds",
+    "start_seconds",
     "sleep",
 )
 """Keys of the section that may change on resume: none of them affects a sample."""

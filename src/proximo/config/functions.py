@@ -9,6 +9,8 @@ from pathlib import Path
 from proximo import session_functions
 
 IMPORT_PATH_HINT = "a function is named as package.module:function"
+MADE_WHEN_RUN = "__getattr__|globals|setattr|vars|exec|__dict__"
+"""Words of a module that may make names only when it runs."""
 
 
 def function_problem(import_path: str) -> str | None:
@@ -22,7 +24,7 @@ def function_problem(import_path: str) -> str | None:
     if not exists:
         return f"there is no module {module_name} among the installed packages or in the working directory {Path.cwd()}"
     text = f"import {function}" if source is None else source.read_text(encoding="utf-8", errors="replace")
-    may_be_there = re.search(rf"\b({function}|__getattr__)\b|import +\*", text)
+    may_be_there = re.search(rf"\b({function}|{MADE_WHEN_RUN})\b|import\s*\*", text)
     return None if may_be_there else f"{source} defines no {function}"
 
 

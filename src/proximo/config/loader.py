@@ -81,13 +81,16 @@ def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tup
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
 
 
-def kind_of(document: Document) -> str:
-    """The command that a recipe is for, by its sections. Raises ConfigError if they fit none, or several."""
+def kind_of(document: Document, *, advice: str = "") -> str:
+    """The command that a recipe is for, by its sections. Raises ConfigError if they fit none, or several.
+
+    `advice`: what else the caller could give, for the message.
+    """
     kind = recognise(document.data)
     if kind is None:
         names = ", ".join(each.name for each in recipe_kinds())
         raise ConfigError(
-            f"{document.origin} has no section that shows what it trains: it needs one of {names}, or give --kind"
+            f"{document.origin} has no section that shows what it trains: it needs one of {names}{advice}"
         )
     return kind.name
 

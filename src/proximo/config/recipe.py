@@ -113,6 +113,10 @@ class TrainerRecipe(Recipe):
         """The reward sources of the recipe; empty if the trainer has none."""
         return ()
 
+    def longest_sequence(self) -> dict[str, int]:
+        """Key of a length limit -> tokens: one key for an example, or one for the prompt and one for the response."""
+        return {}
+
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         """A copy with changed settings of evaluation sampling. Raises UserError if the trainer samples no responses."""
         raise UserError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from proximo.config.schema.base import Section
 from proximo.config.sinks import PushConfig, SinkConfig
@@ -20,7 +20,9 @@ class RunConfig(Section):
     """All randomness is a function of this seed and of a position (step, prompt, sample, token)."""
     device: Device = "auto"
     """`cpu`, `cuda`, `cuda:1` for one of several, or `mps`. `auto` takes CUDA, then MPS, then the CPU."""
-    precision: Literal["float32", "tf32", "bf16", "auto"] = "float32"
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16", "auto"], BeforeValidator(lambda it: "bf16" if it == "bfloat16" else it)
+    ] = "float32"
     """`tf32`: float32 with products rounded to 10 bits, several times faster; CUDA only. `bf16`: products in bfloat16
     with float32 master weights, optimizer state and log-softmax. `auto`: bf16 on a CUDA device that supports it,
     otherwise float32. docs/memory.md."""

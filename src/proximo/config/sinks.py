@@ -9,13 +9,14 @@ from proximo.hub import is_hub_name
 
 
 class WandbSinkConfig(Section):
-    """Weights & Biases, by the extra wandb. Its own environment variables say where it sends to, and as whom;
-    WANDB_PROJECT is `proximo` where it is not set.
+    """Weights & Biases, by the extra wandb. Where it sends to, and as whom, its own environment variables say.
     docs/trackers.md.
     """
 
     kind: Literal["wandb"]
     """A run of Weights & Biases."""
+    project: str = "proximo"
+    """The project of the run. For teams, whose runs share a tracker."""
     name: str | None = None
     """The run's name; null uses the run folder as written in the recipe."""
     samples: bool = False

@@ -69,11 +69,11 @@ class WandbSink:
             return None
         return "nobody is logged in: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: TrackedRun, *, project: str) -> None:
         wandb = import_module("wandb")
         self._id = run.id
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "proximo"),
+            project=project,
             id=run.id,
             name=run.name,
             resume="allow",

@@ -336,6 +336,14 @@ class PPORecipe(TrainerRecipe):
     def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
         return self.reward
 
+    def longest_sequence(self) -> dict[str, int]:
+        if self.environment is not None:
+            return {"environment.max_tokens": self.environment.max_tokens}
+        return {
+            "data.max_prompt_tokens": self.data.max_prompt_tokens,
+            "ppo.rollout.max_new_tokens": self.ppo.rollout.max_new_tokens,
+        }
+
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         given = dict(changes)
         engine = given.pop("engine", None)

@@ -176,7 +176,7 @@ def open_sinks(
 def _opener(config: SinkConfig) -> OpenSink:
     if isinstance(config, FunctionSinkConfig):
         return _user_sink(config)
-    return WandbSink
+    return lambda run: WandbSink(run, project=config.project)
 
 
 def check_sinks(run: RunConfig) -> None:

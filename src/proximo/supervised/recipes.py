@@ -89,6 +89,9 @@ class SupervisedRecipe(TrainerRecipe):
         rows, budget = f"{section}.{config.rows_key}", config.tokens_per_microbatch
         yield from one_pass_conflicts(config.optimizer, longest=longest, budget=budget, section=section, rows=rows)
 
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}
+
 
 class ScalarRecipe(SupervisedRecipe):
     """A recipe that trains a model with a scalar head. Its base comes from a folder, the Hub or a configuration."""

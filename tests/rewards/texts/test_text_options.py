@@ -61,6 +61,13 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
         assert shown == set(section.model_fields) - shared, kind
 
 
+@pytest.mark.parametrize("key", ["name", "weight", "workers"])
+def test_what_holds_for_both_is_not_given_to_the_nested_verifier(key: str) -> None:
+    own = {"name": "mine", "weight": 2.0, "workers": 3}[key]
+    with pytest.raises(ValueError, match=f"whose {key} holds for both: move it out of verifier"):
+        ThinkAnswerRewardConfig.model_validate({"kind": "think_answer", "verifier": {**PATTERN, key: own}})
+
+
 @pytest.mark.parametrize("right", [PATTERN, {**CODE, "memory_mib": 8192, "cpu_seconds": 30}])
 def test_a_verifier_has_the_worker_of_the_form_and_survives_being_written_down(right: dict[str, Any]) -> None:
     """As runs, pipelines and checkpoints write a recipe: with every key, the verifier's among them."""

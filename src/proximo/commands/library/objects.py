@@ -61,6 +61,12 @@ class GivenObjects:
         return [self._source(item) for item in (value if is_list and not _are_rows(value) else [value])]
 
     def _source(self, source: Any) -> Any:
+        items = source.items() if isinstance(source, Mapping) and "function" not in source else ()
+        if sets := [name for name, each in items if hasattr(each, "column_names")]:
+            raise ConfigError(
+                f"a data source is one data set, and this is a mapping of several, {', '.join(map(repr, sets))}: give "
+                f"one of them, such as dataset[{sets[0]!r}]"
+            )
         if isinstance(source, Mapping):
             plain = {
                 str(name): self._section(value, "kwargs" if name == "kwargs" else "")

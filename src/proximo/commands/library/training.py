@@ -1,6 +1,7 @@
 """Runs a recipe from a Python program, as `proximo sft`, `reward`, `dpo`, `kto`, `ppo` and `pipeline` do."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from proximo import session_functions
 from proximo.commands.checked_recipe import check_start, checked
 from proximo.commands.library.objects import GivenObjects
 from proximo.commands.library.saved_run import SavedRun
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, ProximoError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 from proximo.user_code import functions_of_the_working_directory
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe
     from proximo.config.schema.positioned_yaml import Document
     from proximo.plan.record import Plans
+
+
+OPTION = re.compile(r"(?<![\w-])--(resume=auto|resume|overwrite|allow-different-environment|allow-changed-rewards)\b")
+"""An option of the commands that is an argument of `Training.fit`."""
 
 
 class Training:
@@ -127,13 +132,17 @@ class Training:
         from proximo.commands.dry_run import describe
 
         with self._ready():
-            return describe(self.recipe)
+            return _in_python(describe(self.recipe))
 
     @contextmanager
     def _ready(self) -> Generator[None]:
         session_functions.publish(self._objects.functions)
         with functions_of_the_working_directory():
-            yield
+            try:
+                yield
+            except ProximoError as error:
+                error.args = tuple(_in_python(each) if isinstance(each, str) else each for each in error.args)
+                raise
 
     def _check_ranks(self) -> None:
         from proximo.distributed.world import current
@@ -149,6 +158,16 @@ class Training:
         from proximo.config.schema.positioned_yaml import as_yaml, parse_document
 
         return parse_document(as_yaml(self._objects.plain(tree)), "the recipe")
+
+
+def _in_python(text: str) -> str:
+    """A text for the command line, with its options as arguments of `fit`."""
+
+    def argument(option: re.Match[str]) -> str:
+        name, _, value = option[1].replace("-", "_").partition("=")
+        return f'fit(resume="{value or "must"}")' if name == "resume" else f"fit({name}=True)"
+
+    return OPTION.sub(argument, text)
 
 
 def _override_text(key: str, value: Any) -> str:

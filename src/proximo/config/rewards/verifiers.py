@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.sources import SourceOfScoresConfig
+from proximo.config.rewards.sources import NAMES, SourceOfScoresConfig
 from proximo.config.schema.base import Section
 from proximo_verifiers.sandbox.guarantees import check_names
 
@@ -35,8 +35,8 @@ class VerifierRewardConfig(SourceOfScoresConfig):
     """Wall-clock limit of all answers of a step. An answer that is not graded by then has no score."""
 
     @property
-    def memory_of_a_worker_mib(self) -> int:
-        """Address space of a worker, and of each process that it starts."""
+    def memory_of_a_worker_mib(self) -> int | None:
+        """Address space of a worker, and of each process that it starts; None for no limit."""
         return WORKER_MEMORY_MIB
 
     def verifier_path(self) -> str:
@@ -92,6 +92,13 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
     """`package.module:Class` with a method `grade`; each worker makes one."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    worker_memory_mib: int | None = Field(WORKER_MEMORY_MIB, ge=128)
+    """Address space in MiB of a worker, and of each process that it starts; null for no limit, as a verifier may need
+    that loads a model."""
+
+    @property
+    def memory_of_a_worker_mib(self) -> int | None:
+        return self.worker_memory_mib
 
     def verifier_path(self) -> str:
         return self.verifier_class
@@ -299,14 +306,15 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_worker_for_both(cls, given: Any) -> Any:
-        """Copy worker, weight and limits of this section into the nested verifier, so that its validators see them."""
+        """Copy name, worker and limits of this section into the nested verifier, so that its validators see them."""
         verifier = given.get("verifier") if isinstance(given, Mapping) else None
         if isinstance(verifier, VerifierRewardConfig):
             verifier = verifier.model_dump(exclude_unset=True)
         if not isinstance(verifier, Mapping):
             return given
-        names = {*VerifierRewardConfig.model_fields} - {"kind", "name"}
-        shared = {name: given.get(name, cls.model_fields[name].default) for name in names}
+        names = {*VerifierRewardConfig.model_fields} - {"kind"}
+        own = {"name": NAMES["think_answer"], **given}
+        shared = {name: own.get(name, cls.model_fields[name].default) for name in names}
         others = sorted(name for name in shared if name in verifier and verifier[name] != shared[name])
         if others:
             raise ValueError(
@@ -324,7 +332,7 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
             )
 
     @property
-    def memory_of_a_worker_mib(self) -> int:
+    def memory_of_a_worker_mib(self) -> int | None:
         """That of the nested verifier, which runs in the same worker."""
         return super().memory_of_a_worker_mib if self.verifier is None else self.verifier.memory_of_a_worker_mib
 

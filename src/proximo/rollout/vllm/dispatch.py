@@ -170,8 +170,8 @@ class Dispatch(Generic[Result]):
         if nobody and all(each.absence.is_too_long for each in self._servers):
             self._results.put(
                 TrainingError(
-                    f"no vLLM server of {server.limits.section} could be reached for {server.limits.start_seconds:g} "
-                    f"s, the last at {server.url}: {error}; {server.last_words()}"
+                    f"no vLLM server could be reached for {server.limits.start_seconds:g} s "
+                    f"({server.limits.section}.start_seconds), the last at {server.url}: {error}; {server.last_words()}"
                 )
             )
             return

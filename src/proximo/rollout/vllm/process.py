@@ -251,7 +251,9 @@ class ServerProcess:
                     f"the vLLM server ended with status {status} before it was ready; {self._log_end()}"
                 )
             if time.monotonic() > deadline:
-                raise TrainingError(f"the vLLM server was not ready after {seconds:g} s; {self._log_end()}")
+                raise TrainingError(
+                    f"the vLLM server was not ready after {seconds:g} s (engine.start_seconds); {self._log_end()}"
+                )
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:

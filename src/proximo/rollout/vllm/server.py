@@ -28,10 +28,11 @@ Result = TypeVar("Result")
 class Absence:
     """The absence of one server. It ends when the server answers. Thread-safe."""
 
-    def __init__(self, url: str, *, seconds: float) -> None:
-        """`seconds`: the longest wait."""
+    def __init__(self, url: str, *, seconds: float, section: str = "engine") -> None:
+        """`seconds`: the longest wait. `section`: of the recipe, for messages."""
         self._url = url
         self._seconds = seconds
+        self._section = section
         self._since: float | None = None
         self._said = 0.0
         self._lock = threading.Lock()
@@ -47,8 +48,9 @@ class Absence:
                 return
             self._said = away
         LOG.warning(
-            "the vLLM server %s has not been reachable for %.0f s (%s): waiting for it, at most %g s",
-            *(self._url, away, reason, self._seconds),
+            "the vLLM server %s has not been reachable for %.0f s (%s): waiting for it, at most %g s "
+            "(%s.start_seconds)",
+            *(self._url, away, reason, self._seconds, self._section),
         )
 
     def ended(self) -> None:
@@ -114,7 +116,7 @@ class VLLMServer:
         self._slots = threading.BoundedSemaphore(kept)
         self._client = HttpClient(url, token=token, kept_connections=kept, advice=partial(_advice, self.limits.section))
         self.url = self._client.url
-        self.absence = Absence(self.url, seconds=self.limits.start_seconds)
+        self.absence = Absence(self.url, seconds=self.limits.start_seconds, section=self.limits.section)
         self._closed = threading.Event()
 
     def generate(self, body: bytes, *, limit: int, vocab_size: int) -> Choice:

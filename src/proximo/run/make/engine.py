@@ -121,7 +121,7 @@ class EngineServers:
     def engine(self, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> VLLMEngine:
         """The engine of these servers, once they are ready. Raises TrainingError if one does not become ready."""
         for process, server in zip(self._processes, self.servers, strict=False):
-            process.wait_until_ready(server, seconds=server.limits.start_seconds)
+            process.wait_until_ready(server, seconds=self.config.start_seconds)
         options = VLLMOptions(
             transfer_folder=_transfer_folder(self.config),
             dtype=getattr(torch, self.dtype),
@@ -141,6 +141,7 @@ class EngineServers:
         limits = ServerLimits(
             max_concurrent_requests=self.config.max_concurrent_requests,
             request_seconds=self.config.request_seconds,
+            start_seconds=self.config.start_seconds,
         )
         self.servers.append(server := VLLMServer(url, token=token, limits=limits, **options))
         self._opened.callback(server.close)
@@ -203,7 +204,9 @@ def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer
 
     Raises ConfigError if one does not answer, or they have different models.
     """
-    limits = ServerLimits(request_seconds=config.request_seconds, section="devices.reference")
+    limits = ServerLimits(
+        request_seconds=config.request_seconds, start_seconds=config.start_seconds, section="devices.reference"
+    )
     token, servers, models = None if config.token_env is None else read_secret(config.token_env), [], {}
     for address in config.addresses:
         servers.append(server := VLLMServer(address, token=token, limits=limits))
