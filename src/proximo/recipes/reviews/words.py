@@ -7,7 +7,7 @@ own opinion words; every other word serves all kinds. All words are lower case, 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per kind: hashed by identity, which is fast
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """One kind of thing, with the words that fit it and no other kind."""
 
