@@ -210,8 +210,8 @@ def test_equal_pairs_are_kept_and_counted() -> None:
     one, other = ({"prompt": "ask", "chosen": "good", "rejected": text} for text in ("bad", "so so"))
     pairs, report = load(one, other, one, one)
     assert len(pairs) == 4
-    assert report.num_duplicate_pairs == 2
-    assert "2 duplicate pairs" in str(report)
+    assert report.num_duplicates == 2
+    assert "2 duplicates" in str(report)
 
 
 def test_an_empty_response_is_its_end_of_sequence() -> None:

@@ -16,7 +16,6 @@ from proximo.data.readers.text_files import (
     begins_with,
     document_rows,
     file_lines,
-    read_file_text,
     refuse_other_than_text,
 )
 from proximo.data.rows import Row, nearest
@@ -38,28 +37,12 @@ _FORMATS: dict[str, Format] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceCount:
-    """How many rows of a source were read, and how many are in the phase and the mixture."""
-
-    source: str
-    num_read: int
-    num_used: int
-
-    def __str__(self) -> str:
-        """`train.jsonl: 500 of 2,000 rows`."""
-        return f"{self.source}: {self.num_used:,} of {count_of(self.num_read, 'row')}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RowSet:
-    """Rows ready to be used, source after source in file order, and how many each source gave."""
+    """Rows ready to be used, source after source in file order."""
 
     rows: Sequence[Row]
-    counts: tuple[SourceCount, ...]
-
-    def __str__(self) -> str:
-        """One line with the counts of all sources."""
-        return "; ".join(map(str, self.counts))
+    description: str
+    """How many rows each source gave, of those that it has: `train.jsonl: 500 of 2,000 rows`."""
 
 
 def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase | None = None) -> RowSet:
@@ -79,12 +62,12 @@ def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase 
             collected(rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index))
             for source_index, (rows, count) in enumerate(zip(parts, wanted, strict=True))
         ]
-    counts = tuple(
-        SourceCount(source=source.path, num_read=len(all_rows), num_used=len(rows))
-        for source, all_rows, rows in zip(sources, read, parts, strict=True)
-    )
     rows = parts[0] if len(parts) == 1 else collected(row for rows in parts for row in rows)
-    return RowSet(rows=rows, counts=counts)
+    counts = [
+        f"{source.path}: {len(part):,} of {count_of(len(whole), 'row')}"
+        for source, whole, part in zip(sources, read, parts, strict=True)
+    ]
+    return RowSet(rows=rows, description="; ".join(counts))
 
 
 def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
@@ -164,7 +147,7 @@ def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[
         case "jsonl":
             return json_line_rows(file_lines(path, source.path, line_word="row"), source.path)
         case "json":
-            return json_array_rows(read_file_text(path, source.path), source.path)
+            return json_array_rows("".join(file_lines(path, source.path)), source.path)
         case "csv":
             delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
             return csv_rows(file_lines(path, source.path), source.path, delimiter=delimiter)

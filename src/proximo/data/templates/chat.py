@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -68,7 +69,8 @@ def render_conversation(
             end = encoder.end(reply[-1].text if reply else "")
             reply += [replace(segment, is_context=_is_context(response[-1])) for segment in end]
         answered.append(tuple(reply))
-    return Rendered(prompt=tuple(segments), responses=tuple(answered), unread=template.unread(prompt, responses))
+    ignored = unread(template.source, chain(prompt, *responses), template.variables)
+    return Rendered(prompt=tuple(segments), responses=tuple(answered), unread=ignored)
 
 
 def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
@@ -125,6 +127,12 @@ class ChatTemplate:
             self.source = tokenizer.get_chat_template(tools=variables.get("tools"))
         except ValueError as error:  # several named templates without a default
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
+        if "tools" in variables and "tools" not in self.source:
+            raise RenderingError(
+                f"{origin}: the chat template of '{encoder.name}' does not write tools, so a model would learn without "
+                "having seen them: give a template that does as tokenizer.chat_template, or leave them out: `columns: "
+                "{tools: ''}`"
+            )
         self.tokens = json.dumps(tokenizer.special_tokens_map)
         self.eos = str(tokenizer.eos_token)
 
@@ -143,14 +151,12 @@ class ChatTemplate:
         except TemplateLimitError as error:
             raise self._beyond(error) from error
 
-    def text(self, messages: Sequence[Message], *, open_reply: bool, variables: Mapping[str, Any] | None = None) -> str:
-        """The rendering, with the words that open the assistant's turn if `open_reply`.
-
-        `variables`: replace those of the row.
-        """
-        given = self.variables if variables is None else variables
+    def text(self, messages: Sequence[Message], *, open_reply: bool) -> str:
+        """The rendering, with the words that open the assistant's turn if `open_reply`."""
         try:
-            return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
+            return conversation_text(
+                self.source, self.tokens, messages, open_reply=open_reply, variables=self.variables
+            )
         except TemplateLimitError as error:
             raise self._beyond(error) from error
         except TemplateSyntaxError as error:
@@ -164,15 +170,6 @@ class ChatTemplate:
                 f"{self.origin}: the chat template of '{self.encoder.name}' refuses the messages (roles: {roles}): "
                 f"{error}"
             ) from error
-
-    def unread(self, prompt: Sequence[Message], responses: Sequence[Sequence[Message]]) -> tuple[str, ...]:
-        """The keys of these messages, and the row's variables, that the template ignores."""
-        views = [(prompt, True), *(([*prompt, *response], False) for response in responses)]
-
-        def render(messages: Sequence[Message], is_open: bool, variables: Mapping[str, Any]) -> str:
-            return self.text(messages, open_reply=is_open, variables=variables)
-
-        return unread(render, views, self.variables, source=self.source, origin=self.origin, name=self.encoder.name)
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
         """The text before and after the content of the last message; None if that is not in exactly one place."""
