@@ -12,9 +12,6 @@ from proximo.data.rows import Row
 
 Made = TypeVar("Made")
 
-_CONVERSATIONS = frozenset({*ASKING, "chosen", "rejected"})
-"""Columns besides the answers whose text may be messages."""
-
 
 def read_by_source(
     rows: Iterable[Row],
@@ -30,19 +27,20 @@ def read_by_source(
     Raises DataError naming the row.
     """
     readers: dict[str, Callable[[Row], Made]] = {}
-    for row in rows:
-        refuse_media(row)
-        key = row.name or row.source
+    for given in rows:
+        refuse_media(given)
+        row, key = _with_messages(given), given.name or given.source
         if key not in readers:
-            readers[key] = reader_of(replace(row, values=_Cells(row)))
-        cells = _Cells(row)
-        made = readers[key](replace(row, values=cells, from_text=cells.from_text))
-        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in cells.written())
+            readers[key] = reader_of(row)
+        cells = _Cells(row.values)
+        made = readers[key](replace(row, values=cells))
+        remarks.update(
+            Remark(row.source, "messages read from JSON text in", name) for name in row.from_text if name in cells.asked
+        )
         if others_used is not None:
             used = {*cells.asked, *others_used, *row.used}
-            for name in row.values:
-                if name not in used and _has_content(row.values[name]):
-                    remarks[Remark(row.source, "columns not used", name)] += 1
+            unused = (name for name in row.values if name not in used and _has_content(row.values[name]))
+            remarks.update(Remark(row.source, "columns not used", name) for name in unused)
         yield made
 
 
@@ -51,45 +49,33 @@ def _has_content(value: Any) -> bool:
     return value is not None and value != "" and not (isinstance(value, list | tuple | dict) and not value)
 
 
-class _Cells(Mapping[str, Any]):
-    """The cells of a row, which records the columns that were read. Testing with `in` is not recorded."""
+def _with_messages(row: Row) -> Row:
+    """The row with messages in place of JSON text of them."""
+    found = _messages_in(row, (*ASKING, "chosen", "rejected"))
+    asking = next((name for name in ASKING if name in row.values), None)
+    # The response that continues a text is text itself, even if it looks like messages.
+    if asking is not None and (asking in found or asking != "prompt" or not isinstance(row.values[asking], str)):
+        found |= _messages_in(row, ANSWERS)
+    return replace(row, values={**row.values, **found}, from_text=found.keys()) if found else row
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
-        self._messages: dict[str, Any] = {}
-        """Column that was read -> the messages in its text; None if it holds none."""
-        self.from_text: set[str] = set()
+
+def _messages_in(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    read = {name: written_messages(row, name) for name in names if name in row.values}
+    return {name: messages for name, messages in read.items() if messages is not None}
+
+
+class _Cells(dict[str, Any]):
+    """Cells that record the columns that were read. Testing with `in` is not recorded."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
         self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        value = self._row.values[name]
         self.asked.add(name)
-        may_be_messages = self._asks_in_messages() if name in ANSWERS else name in _CONVERSATIONS
-        messages = self._read(name) if may_be_messages else None
-        return value if messages is None else messages
+        return super().__getitem__(name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._row.values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._row.values)
-
-    def __len__(self) -> int:
-        return len(self._row.values)
-
-    def written(self) -> list[str]:
-        """The columns whose text was read as messages."""
-        return [name for name in self._messages if name in self.from_text & self.asked]
-
-    def _asks_in_messages(self) -> bool:
-        """False if the response continues a text and is therefore text itself, even if it looks like messages."""
-        name = next((name for name in ASKING if name in self), None)
-        if name == "prompt":
-            return not isinstance(self._row.values[name], str) or self._read(name) is not None
-        return name is not None
-
-    def _read(self, name: str) -> Any:
-        if name not in self._messages:
-            self._messages[name] = written_messages(self._row, name)
-            self.from_text |= set() if self._messages[name] is None else {name}
-        return self._messages[name]
+    def get(self, name: str, default: Any = None) -> Any:
+        """The cell, recorded too."""
+        self.asked.add(name)
+        return super().get(name, default)
