@@ -12,12 +12,6 @@ from builders import tiny_tokenizer
 from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.column_use import read_by_source
-from proximo.data.formats.row_formats import (
-    labelled_exchanges,
-    preference_exchanges,
-    prompt_exchanges,
-    text_exchanges,
-)
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.preferences import PairOptions, load_preference_pairs
@@ -314,23 +308,6 @@ def test_each_source_has_a_line_of_its_own() -> None:
         "a.jsonl: messages read from JSON text in: 'prompt' (2 rows)",
         "b.jsonl: columns not used: 'x' (1,000 rows)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("reader", "row"),
-    [
-        (text_exchanges, TEXT_ROWS["texts"]),
-        (preference_exchanges, TEXT_ROWS["pairs"]),
-        (labelled_exchanges, TEXT_ROWS["labelled"]),
-        (prompt_exchanges, TEXT_ROWS["prompts"]),
-    ],
-)
-def test_what_is_read_does_not_depend_on_who_watches(reader, row) -> None:
-    """The last row of a reader is counted with the others."""
-    remarks: Counter[Remark] = Counter()
-    made = list(reader(rows(row | {"x": 1}, row | {"x": 2}), remarks))
-    assert len(made) == 2
-    assert remarks == ({} if reader is prompt_exchanges else {Remark("made", "columns not used", "x"): 2})
 
 
 def test_a_column_is_not_used_by_asking_whether_it_is_there() -> None:

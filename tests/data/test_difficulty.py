@@ -116,7 +116,7 @@ def test_base_scores_leave_prompts_out_before_the_first_epoch() -> None:
     assert made(base_scores=[0.95]).state.out == frozenset()
 
 
-@pytest.mark.parametrize("stop", range(1, 8))
+@pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_filter_that_is_put_back_goes_on_as_if_nothing_had_been(stop: int) -> None:
     def scores(step: int) -> dict[int, list[float]]:
         return {row: [(row * 7 + step * 3) % 10 / 9, 0.8] for row in range(11)}

@@ -1,6 +1,5 @@
 """A turn that the data say is not to be learned is read, and nothing of it is learned: SFT, pairs and KTO."""
 
-import json
 from itertools import cycle
 from typing import Any
 
@@ -172,17 +171,6 @@ def test_a_prompt_carries_no_weights() -> None:
     )
     assert prompt.messages == (ASK, NO, ASK)
     assert not report.unread
-
-
-def test_the_case_of_the_fine_tuning_format(real_tokenizers) -> None:
-    tokenizer = real_tokenizers["qwen2.5"]
-    row = (
-        '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "BAD", "weight": 0}, '
-        '{"role": "user", "content": "Again"}, {"role": "assistant", "content": "GOOD", "weight": 1}]}'
-    )
-    ((whole, counted),), _ = load(tokenizer, json.loads(row))
-    assert counted == "GOOD<|im_end|>"
-    assert "BAD" in whole
 
 
 def test_a_weight_is_not_for_the_template() -> None:

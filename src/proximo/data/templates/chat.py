@@ -9,7 +9,8 @@ before its text.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -138,27 +139,22 @@ class ChatTemplate:
 
     def try_out(self) -> None:
         """Renders a question in a child process. Raises ModelError for a template beyond the limits."""
-        try:
+        with self._limits_named():
             try_template(self.source, self.tokens)
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
 
     @property
     def ending(self) -> str:
         """The end of an assistant's turn: special tokens, or plain text; "" if there is none."""
-        try:
+        with self._limits_named():
             return _ending(self.source, self.tokens, self.encoder.marks, self.eos)
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
 
     def text(self, messages: Sequence[Message], *, open_reply: bool) -> str:
         """The rendering, with the words that open the assistant's turn if `open_reply`."""
         try:
-            return conversation_text(
-                self.source, self.tokens, messages, open_reply=open_reply, variables=self.variables
-            )
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
+            with self._limits_named():
+                return conversation_text(
+                    self.source, self.tokens, messages, open_reply=open_reply, variables=self.variables
+                )
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is not valid "
@@ -203,28 +199,26 @@ class ChatTemplate:
 
     def refuse(self, turn: int, learned: Learned) -> ModelError:
         """The error for a template whose rendering does not separate the learned turns from the rest."""
-        name = f"{self.origin}: the chat template of '{self.encoder.name}'"
         what_to_do = (
             "to learn the last turn alone, set train_on: last_response"
             if learned == "all"
             else "give responses of one turn, with the earlier ones in the prompt"
         )
-        if turn == 0:
-            return ModelError(
-                f"{name} does not show what comes before message 1, with which the assistant begins, so the tokens "
-                f"that it wrote there are unknown; {what_to_do}, or leave that turn out"
-            )
         return ModelError(
-            f"{name} renders message {turn + 1} in another way once later turns follow, so the tokens that the "
-            f"assistant wrote there are unknown; {what_to_do}; to learn every turn, give a template that "
-            "renders each turn in one way"
+            f"{self.origin}: the chat template of '{self.encoder.name}' renders message {turn + 1} in another way with "
+            f"the turns around it, so the tokens that the assistant wrote there are unknown; {what_to_do}; to learn "
+            "every turn, give a template that renders each turn in one way"
         )
 
-    def _beyond(self, error: TemplateLimitError) -> TemplateLimitError:
-        return TemplateLimitError(
-            f"{self.origin}: the chat template of '{self.encoder.name}' could not be rendered: {error}; give another "
-            "as tokenizer.chat_template"
-        )
+    @contextmanager
+    def _limits_named(self) -> Generator[None]:
+        try:
+            yield
+        except TemplateLimitError as error:
+            raise TemplateLimitError(
+                f"{self.origin}: the chat template of '{self.encoder.name}' could not be rendered: {error}; give "
+                "another as tokenizer.chat_template"
+            ) from error
 
 
 def check_syntax(template: str) -> None:
