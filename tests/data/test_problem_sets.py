@@ -8,7 +8,7 @@ import pytest
 
 from chat_families import FAMILIES
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.readers.problems import as_problem, last_boxed
+from proximo.data.readers.problems import as_problem
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource, Problems, with_columns
 from proximo.data.rows import Row
@@ -83,25 +83,6 @@ def test_math_takes_the_answer_column_or_else_the_last_box_of_the_solution() -> 
     assert made("math", boxed)["answer"] == r"\sqrt{2}"
     assert made("math", MATH)["prompt"].endswith(r"put the final answer within \boxed{}.")
     assert made("math", MATH)["level"] == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "inside"),
-    [
-        (r"\boxed{a{b}c}", "a{b}c"),
-        (r"\boxed{1} \boxed{ 2 }", "2"),
-        (r"\boxed{1} \boxed{2", "1"),
-        (r"\boxed 3", None),
-        ("}{", None),
-        (r"\boxed{}", ""),
-        (r"\boxed{1 + \boxed{2}}", "2"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
-        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
-        (r"} \boxed{1}}", "1"),
-    ],
-)
-def test_the_last_box_that_is_closed_counts(text: str, inside: str | None) -> None:
-    assert last_boxed(text) == inside
 
 
 def test_humaneval_asks_for_the_rest_of_the_function_and_keeps_its_beginning_for_the_judge() -> None:
@@ -235,8 +216,6 @@ def test_every_row_of_the_real_files_becomes_a_problem(problems: Problems, file:
         if problems == "gsm8k":
             float(row.values["answer"])
             assert "<<" not in row.values["response"]
-        if problems == "math":
-            assert last_boxed(row.values["response"]) is not None
 
 
 def test_the_math_answers_are_those_in_the_boxes_of_their_solutions() -> None:

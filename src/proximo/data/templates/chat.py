@@ -148,13 +148,15 @@ class ChatTemplate:
         with self._limits_named():
             return _ending(self.source, self.tokens, self.encoder.marks, self.eos)
 
-    def text(self, messages: Sequence[Message], *, open_reply: bool) -> str:
-        """The rendering, with the words that open the assistant's turn if `open_reply`."""
+    def text(self, messages: Sequence[Message], *, open_reply: bool, variables: Mapping[str, Any] | None = None) -> str:
+        """The rendering, with the words that open the assistant's turn if `open_reply`.
+
+        `variables`: replace those of the row.
+        """
+        given = self.variables if variables is None else variables
         try:
             with self._limits_named():
-                return conversation_text(
-                    self.source, self.tokens, messages, open_reply=open_reply, variables=self.variables
-                )
+                return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is not valid "
