@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from proximo.data.codec import common_length
 from proximo.data.formats import transcripts
 from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ASKING, messages_cell
@@ -106,7 +107,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
 
     A space belongs to the response that it begins, a line end to the prompt that it ends.
     """
-    shared = chosen[: transcripts.num_shared(chosen, rejected)]
+    shared = chosen[: common_length(chosen, rejected)]
     last = next((index for index in reversed(range(len(shared))) if shared[index].isspace()), None)
     if last is None:
         raise DataError(
