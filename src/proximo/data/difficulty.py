@@ -62,9 +62,8 @@ class FilterState:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "FilterState":
         """The state that `to_json` wrote to a checkpoint."""
-        scores = {row: (total, count) for row, total, count in content["scores"]}
-        removed = {name: tuple(content[name]) for name in ("too_easy", "too_hard")}
-        return cls(**{**content, **removed, "scores": scores})
+        found, scores = cls(**content), {row: (total, count) for row, total, count in content["scores"]}
+        return replace(found, too_easy=tuple(found.too_easy), too_hard=tuple(found.too_hard), scores=scores)
 
 
 class DifficultyFilter:

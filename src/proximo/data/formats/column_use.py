@@ -75,7 +75,7 @@ class _Cells(dict[str, Any]):
         self.asked.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: object, default: Any = None, /) -> Any:
         """The cell, recorded too."""
-        self.asked.add(name)
-        return super().get(name, default)
+        self.asked.add(str(name))
+        return super().get(str(name), default)
