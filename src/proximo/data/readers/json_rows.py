@@ -86,10 +86,7 @@ def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: s
     except RecursionError as error:
         raise DataError(f"{source}, row {number}: the value is nested too deeply to be a row") from error
     except ValueError as error:
-        reason = str(error)
-        if "set_int_max_str_digits" in reason:  # Python's message is for programmers
-            reason = "a whole number has thousands of digits; write it as text"
-        raise DataError(f"{source}, row {number}: {reason}") from error
+        raise DataError(f"{source}, row {number}: {error}") from error
 
 
 def _explain(error: json.JSONDecodeError, text: str) -> str:

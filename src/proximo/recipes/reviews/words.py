@@ -11,7 +11,6 @@ from dataclasses import dataclass
 class Kind:
     """One kind of thing, with the words that fit it and no other kind."""
 
-    name: str
     nouns: tuple[str, ...]
     """Nouns of the things."""
     traits: tuple[str, ...]
@@ -34,7 +33,6 @@ STORIES = ("{} about two sisters", "{} about a thief", "{} about the sea", "{} a
 
 KINDS = (
     Kind(
-        name="kitchenware",
         nouns=("kettle", "toaster", "blender", "teapot", "pan", "mixer"),
         traits=GOODS,
         did="bought",
@@ -44,7 +42,6 @@ KINDS = (
         bad=("flimsy", "clumsy"),
     ),
     Kind(
-        name="lodging",
         nouns=("hotel", "cabin", "hostel", "inn", "lodge", "motel"),
         traits=PLACES,
         did="stayed at",
@@ -54,7 +51,6 @@ KINDS = (
         bad=("dirty", "shabby"),
     ),
     Kind(
-        name="food",
         nouns=("cafe", "bakery", "diner", "tavern", "bistro", "canteen"),
         traits=PLACES,
         did="ate at",
@@ -64,7 +60,6 @@ KINDS = (
         bad=("bland", "stale"),
     ),
     Kind(
-        name="film",
         nouns=("film", "movie", "comedy", "drama", "western", "musical"),
         traits=STORIES,
         did="watched",
