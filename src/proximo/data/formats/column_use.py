@@ -1,7 +1,7 @@
 """Reads rows and counts, as remarks, the columns that no reader used."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,6 +11,9 @@ from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 
 Made = TypeVar("Made")
+
+_CONVERSATIONS = frozenset({*ASKING, "chosen", "rejected"})
+"""Columns besides the answers whose text may be messages."""
 
 
 def read_by_source(
@@ -27,16 +30,13 @@ def read_by_source(
     Raises DataError naming the row.
     """
     readers: dict[str, Callable[[Row], Made]] = {}
-    for given in rows:
-        refuse_media(given)
-        row, key = _with_messages(given), given.name or given.source
+    for row in rows:
+        refuse_media(row)
+        cells, key = _Cells(row), row.name or row.source
         if key not in readers:
-            readers[key] = reader_of(row)
-        cells = _Cells(row.values)
-        made = readers[key](replace(row, values=cells))
-        remarks.update(
-            Remark(row.source, "messages read from JSON text in", name) for name in row.from_text if name in cells.asked
-        )
+            readers[key] = reader_of(replace(row, values=_Cells(row)))
+        made = readers[key](replace(row, values=cells, from_text=cells.from_text))
+        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in cells.from_text)
         if others_used is not None:
             used = {*cells.asked, *others_used, *row.used}
             unused = (name for name in row.values if name not in used and _has_content(row.values[name]))
@@ -49,33 +49,35 @@ def _has_content(value: Any) -> bool:
     return value is not None and value != "" and not (isinstance(value, list | tuple | dict) and not value)
 
 
-def _with_messages(row: Row) -> Row:
-    """The row with messages in place of JSON text of them."""
-    found = _messages_in(row, (*ASKING, "chosen", "rejected"))
-    asking = next((name for name in ASKING if name in row.values), None)
-    # The response that continues a text is text itself, even if it looks like messages.
-    if asking is not None and (asking in found or asking != "prompt" or not isinstance(row.values[asking], str)):
-        found |= _messages_in(row, ANSWERS)
-    return replace(row, values={**row.values, **found}, from_text=found.keys()) if found else row
-
-
-def _messages_in(row: Row, names: Iterable[str]) -> dict[str, Any]:
-    read = {name: written_messages(row, name) for name in names if name in row.values}
-    return {name: messages for name, messages in read.items() if messages is not None}
-
-
 class _Cells(dict[str, Any]):
-    """Cells that record the columns that were read. Testing with `in` is not recorded."""
+    """Cells that record the columns that were read. JSON text of messages becomes messages as it is read.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
+    Testing with `in` is not recorded.
+    """
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row.values)
+        self._row = row
         self.asked: set[str] = set()
+        self.from_text: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
+        if name not in self.asked:
+            self.asked.add(name)
+            may_be_messages = self._asks_in_messages() if name in ANSWERS else name in _CONVERSATIONS
+            messages = written_messages(self._row, name) if may_be_messages and name in self else None
+            if messages is not None:
+                self[name] = messages
+                self.from_text.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: object, default: Any = None, /) -> Any:
+    def get(self, name: Any, default: Any = None, /) -> Any:
         """The cell, recorded too."""
-        self.asked.add(str(name))
-        return super().get(str(name), default)
+        return self[name] if name in self.keys() else default
+
+    def _asks_in_messages(self) -> bool:
+        """False if the response continues a text and is therefore text itself, even if it looks like messages."""
+        name = next((name for name in ASKING if name in self), None)
+        if name == "prompt":
+            return not isinstance(self._row.values[name], str) or written_messages(self._row, name) is not None
+        return name is not None
