@@ -129,7 +129,9 @@ def test_a_filter_that_is_put_back_goes_on_as_if_nothing_had_been(stop: int) -> 
     assert through.num_active < 8
     run_on(until, range(stop))
     after = made(11, below=0.45, above=0.75, max_fraction=0.3, min_prompts=3)
-    after.state = FilterState.from_json(json.loads(json.dumps(until.state.to_json())))
+    written = until.state.to_json()
+    assert json.loads(json.dumps(written)) == written, "as a checkpoint wants it"
+    after.state = FilterState.from_json(written)
     assert after.state == until.state
     assert run_on(after, range(stop, 12)) == whole[stop:]
 

@@ -57,7 +57,8 @@ class FilterState:
 
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint. JSON keeps every bit of a float, but its keys are text: hence the list of scores."""
-        return asdict(self) | {"scores": [[row, total, count] for row, (total, count) in self.scores.items()]}
+        scores = [[row, total, count] for row, (total, count) in self.scores.items()]
+        return asdict(self) | {"too_easy": list(self.too_easy), "too_hard": list(self.too_hard), "scores": scores}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "FilterState":
