@@ -43,9 +43,7 @@ def rows_of(name: str, *, max_rows: int | None = None):
     return load_rows([DataSource(path=str(real_data(path)), columns=columns, max_rows=max_rows)]).rows
 
 
-@pytest.mark.parametrize(
-    ("name", "as_messages"), [*((name, False) for name in SETS), ("hh_rlhf", True), ("pandalm", True)]
-)
+@pytest.mark.parametrize(("name", "as_messages"), [*((name, name == "hh_rlhf") for name in SETS), ("pandalm", True)])
 def test_every_preference_set_gives_a_pair_for_each_row_but_ties(name: str, as_messages: bool, real_tokenizers) -> None:
     tokenizer = real_tokenizers["tiny_bpe"]
     pairs, report = load_preference_pairs(rows_of(name), tokenizer, PairOptions(as_messages=as_messages))
