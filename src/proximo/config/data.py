@@ -1,6 +1,5 @@
 """Config sections of data: sources, and how rows become prompts, texts or pairs."""
 
-from math import inf
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -95,7 +94,7 @@ class DataConfig(Section):
     @field_validator("proportions")
     @classmethod
     def _positive(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if value is not None and (len(value) < 2 or not all(0 <= part < inf for part in value) or sum(value) <= 0):
+        if value is not None and (len(value) < 2 or any(part < 0 for part in value) or sum(value) <= 0):
             raise ValueError(f"proportions must be at least two numbers, none negative, not all 0, got {value}")
         return value
 
