@@ -16,7 +16,7 @@ from proximo.data.readers.reading import load_rows, mixture_counts, read_source
 from proximo.data.readers.source import DataSource
 from proximo.data.readers.text_files import file_lines
 from proximo.data.rows import fingerprints, row_ids
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 
 ROWS = [
     {"prompt": "one", "answer": "1"},
@@ -232,14 +232,6 @@ def test_weights_are_shares_of_an_epoch_and_no_row_comes_twice(tmp_path: Path) -
 )
 def test_the_source_that_runs_out_first_gives_all_its_rows(available, weights, counts) -> None:
     assert mixture_counts(available, weights) == counts
-
-
-def test_weights_for_some_sources_only_are_refused(tmp_path: Path) -> None:
-    sources = [DataSource(path=numbered(tmp_path, "a", 3), weight=1), DataSource(path=numbered(tmp_path, "b", 2))]
-    with pytest.raises(ConfigError, match=r"either every source has a weight or none has; without: .*b.jsonl"):
-        load_rows(sources)
-    with pytest.raises(ConfigError, match="no source"):
-        load_rows([])
 
 
 def test_the_phase_is_taken_of_each_source_so_stages_share_no_row_whatever_they_add(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from proximo.data.readers.text_files import (
 )
 from proximo.data.rows import Row, nearest
 from proximo.distributed.world import current
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 from proximo.hub import is_local
 from proximo.message_text import count_of
 from proximo.user_code import IMPORT_PATH
@@ -48,15 +48,15 @@ class RowSet:
 def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase | None = None) -> RowSet:
     """Reads all sources, takes the phase's part of each, and mixes them by their weights.
 
-    Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
-    epoch are the weights, no row twice: the source that runs out first gives all, the others a draw made with `seed`.
-    `max_rows` cuts a source before anything else. Large lists are kept on disk (`large_lists.py`). Raises DataError
-    naming source and row, and ConfigError if only some sources have weights.
+    Without weights every row of every source is used once an epoch. With weights, which all sources have or none, the
+    shares of the sources in an epoch are the weights, no row twice: the source that runs out first gives all, the
+    others a draw made with `seed`. `max_rows` cuts a source before anything else. Large lists are kept on disk
+    (`large_lists.py`). Raises DataError naming source and row.
     """
-    weights = _weights(sources)
+    weights = [source.weight for source in sources if source.weight is not None]
     read = [read_source(source, name=name) for source, name in zip(sources, _short_names(sources), strict=True)]
     parts = [_part(rows, source, phase) for rows, source in zip(read, sources, strict=True)]
-    if weights is not None:
+    if weights:
         wanted = mixture_counts([len(rows) for rows in parts], weights)
         parts = [
             collected(rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index))
@@ -81,18 +81,6 @@ def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
 def _mapped(row: Row, source: DataSource) -> Row:
     row = with_columns(row, source.columns)
     return row if source.problems is None else as_problem(row, source.problems, source.template)
-
-
-def _weights(sources: Sequence[DataSource]) -> list[float] | None:
-    if not sources:
-        raise ConfigError("no source of data is given")
-    weights = [source.weight for source in sources if source.weight is not None]
-    if not weights:
-        return None
-    if len(weights) < len(sources):
-        without = [source.path for source in sources if source.weight is None]
-        raise ConfigError(f"either every source has a weight or none has; without: {', '.join(without)}")
-    return weights
 
 
 def _part(rows: Sequence[Row], source: DataSource, phase: DataPhase | None) -> Sequence[Row]:
