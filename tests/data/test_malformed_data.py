@@ -219,7 +219,7 @@ USER_FAULTS = {
     "after a row": ("def rows():\n    yield {'prompt': 'a'}\n    1 / 0\n", "line 3) after row 1"),
     "before any": ("def rows():\n    return open('nowhere.txt')\n", "line 2) before its first row"),
     "within a library": ("import json\ndef rows():\n    yield json.loads('{')\n", "line 3) before its first row"),
-    "as it is imported": ("x = {}['key']\ndef rows():\n    yield {}\n", "as it was imported"),
+    "as it is imported": ("x = {}['key']\ndef rows():\n    yield {}\n", "cannot import"),
     "one mapping": ("def rows():\n    return {'prompt': ['a']}\n", "must yield rows, it returned dict"),
 }
 

@@ -44,15 +44,12 @@ def _imported(import_path: str) -> Callable[..., Any]:
     try:
         with kept_working_directory():
             module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise DataError(
-            f"{import_path}: cannot import '{module_name}': {error}; is it installed, or its folder in PYTHONPATH?"
-        ) from error
     except Exception as error:  # it is the user's code that runs here
         if memory_ran_out(error):
             raise
         raise DataError(
-            f"{import_path}: '{module_name}' raised {error_text(error)} as it was imported ({where_raised(error)})"
+            f"{import_path}: cannot import '{module_name}': {error_text(error)} ({where_raised(error)}); is it "
+            "installed, or its folder in PYTHONPATH?"
         ) from error
     names = vars(module)
     if function_name not in names or not callable(names[function_name]):
