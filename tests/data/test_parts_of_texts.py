@@ -126,9 +126,10 @@ def test_white_space_that_a_mark_takes_in_is_taken_in_wherever_the_text_is_parte
             "{% if add_generation_prompt %}{{ '<|open|>assistant<|open|>GAP' }}{% endif %}"
         ).replace("GAP", gap.replace("\n", "\\n"))
         asked, answer = ({"role": "user", "content": "a"},), ({"role": "assistant", "content": part},)
-        _, (encoded,) = encode_exchanges(encoder, [Exchange(origin="", prompt=asked, responses=(answer,))])
+        rendered, (encoded,) = encode_exchanges(encoder, [Exchange(origin="", prompt=asked, responses=(answer,))])
         text = f"<|open|>user<|open|>{gap}a{gap}<|fin|><|open|>assistant<|open|>{gap}{part}{gap}<|fin|>"
         assert encoded.prompt.ids + encoded.responses[0].ids == joined(text)[len(encoder.start_ids) :], (gap, part)
+        assert encoder.count_merges(rendered, [encoded]) == (0, 1)
     pieces = tuple(Segment(text=text, written=False) for text in ("Once<|open|>", "\n", " ", "a time"))
     (encoded,) = encoder.rendered([Rendered(prompt=pieces)])
     assert (*encoder.start_ids, *encoded.prompt.ids) == joined("Once<|open|>\n a time")
@@ -213,6 +214,14 @@ def test_what_a_library_is_given_reads_as_what_it_adds_to_its_prompt() -> None:
     ]
     for response in answer_responses(known, tokenizer):
         assert response.token_ids == (*answered, tokenizer.eos_token_id)
+
+
+def test_the_report_of_a_load_counts_a_boundary_that_merges_and_no_other() -> None:
+    for make in KINDS.values():
+        for response, merges in ((" a time", 0), ("na time", 0), ("a time", 1)):
+            row = Row(source="made", number=1, values={"prompt": "Once upon", "response": response})
+            _, report = load_text_examples([row], make(), ExampleOptions())
+            assert report.num_merged_boundaries == merges, response  # "upon" and "a" have the token "na" in them
 
 
 def test_a_character_that_is_lost_is_named_although_a_space_is_put_before_it() -> None:

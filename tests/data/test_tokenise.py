@@ -106,6 +106,29 @@ def test_a_letter_that_stands_in_a_known_word_alone_is_not_lost() -> None:
     assert report.unwritable.keys() == {"h", "t"}
 
 
+def test_boundaries_that_would_merge_are_counted(real_tokenizers) -> None:
+    tokenizer = real_tokenizers["gpt2"]
+    bad = {"prompt": "The answer is ", "response": "good"}  # " good" is one token
+    good = {"prompt": "The answer is", "response": " good"}
+    _, report = load_text_examples(rows(bad, good, good, bad, bad), tokenizer, ExampleOptions())
+    assert (report.num_merged_boundaries, report.num_checked_boundaries) == (3, 5)
+    assert "3 of 5 checked have other tokens as one text" in str(report)
+    _, report = load_text_examples(rows(good), tokenizer, ExampleOptions())
+    assert report.num_merged_boundaries == 0
+    assert "as one text" not in str(report)
+
+
+def test_the_count_of_merges_looks_at_an_even_sample(real_tokenizers) -> None:
+    encoder = TextEncoder(real_tokenizers["gpt2"])
+    exchanges = [
+        Exchange(origin="", prompt="The answer is:" if index % 3 else "The answer is ", responses=("good",))
+        for index in range(35)
+    ]
+    rendered, encoded = encode_exchanges(encoder, exchanges)
+    # Every fourth is looked at; of 0, 4, ..., 32 the multiples of 3 are 0, 12 and 24.
+    assert encoder.count_merges(rendered, encoded, limit=10) == (3, 9)
+
+
 @pytest.mark.parametrize(
     ("prompt", "ids"), [("ab", (1, 6, 7)), ("<bos>ab", (1, 6, 7)), ("", (1,))], ids=["plain", "own bos", "empty"]
 )

@@ -93,12 +93,15 @@ def _portion(
         examples, counts = blocks.added(exchanges, encoded)
     else:
         examples, counts = _one_per_row(encoder, [identity for identity, _ in paired], rendered, encoded, options)
+    merges, checked = encoder.count_merges(rendered, encoded)
     return examples, counts + LoadReport(
         num_rows=len(portion),
         num_ties=len(portion) - len(paired),
         num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
+        num_merged_boundaries=merges,
         unwritable=encoder.unwritable(rendered),
         unread=count_unread(rendered),
+        num_checked_boundaries=checked,
         num_tokens=_num_tokens(examples),
     )
 

@@ -60,6 +60,9 @@ class LoadReport:
     """Dropped: a step contains the separator of steps, or shares its last token with another step."""
     num_empty_responses: int = 0
     """Kept: responses without text, which end at once."""
+    num_merged_boundaries: int = 0
+    """Examples whose joined text would give other tokens than prompt and response apart, of those checked."""
+    num_checked_boundaries: int = 0
     unwritable: Mapping[str, int] = field(default_factory=dict)
     """Characters without a token -> how often they occur in distinct texts."""
     remarks: Mapping[Remark, int] = field(default_factory=dict)
@@ -98,6 +101,11 @@ class LoadReport:
             "empty response": self.num_empty_responses,
         }
         parts += [count_of(count, noun) for noun, count in kept.items() if count]
+        if self.num_merged_boundaries:
+            parts.append(
+                f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked have other tokens "
+                "as one text (a separator may be missing between prompt and response, or a prompt ends in a space)"
+            )
         if self.unwritable:
             most = sorted(self.unwritable, key=lambda character: -self.unwritable[character])[:5]
             parts.append(

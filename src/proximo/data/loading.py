@@ -116,6 +116,7 @@ def _fitted(
         for key, exchange, item in learnable
         if (found := fit(encoder, exchange, item, options, learned)) is not None
     ]
+    merges, checked = encoder.count_merges(rendered, encoded)
     report = LoadReport(
         num_rows=len(portion),
         num_kept_rows=len(kept),
@@ -126,6 +127,8 @@ def _fitted(
         num_too_long=len(learnable) - len(kept),
         num_truncated=sum(found.is_truncated for _, found in kept),
         num_empty_responses=sum(not response for _, found in kept for response in found.exchange.responses),
+        num_merged_boundaries=merges,
+        num_checked_boundaries=checked,
         unwritable=encoder.unwritable(rendered),
         unread=count_unread(rendered),
         num_tokens=sum(found.num_tokens for _, found in kept),

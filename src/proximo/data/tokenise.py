@@ -4,7 +4,7 @@ A prompt and its response are separate segments everywhere (fine-tuning, reward 
 model with another tokenizer), so the same text always gives the same ids, and a policy's prompt is a prefix of the
 text that it was trained on. Each segment has the ids of its place in the text: a tokenizer's prefix of a whole text
 (`codec.py`) appears only at its beginning, and white space that a special token absorbs has no id. Tokenising
-the joined text could merge characters across the boundary.
+the joined text could merge characters across the boundary; `count_merges` counts the examples where it would.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,6 +175,25 @@ class TextEncoder:
         pieces = (self.start_ids, ids[len(self.start_ids) :]) if is_begun else (ids,)
         return "".join(decode(self.tokenizer, piece, skip_special_tokens=False) for piece in pieces)
 
+    def count_merges(
+        self, batch: Sequence[Rendered], encoded: Sequence[Encoded], *, limit: int = 500
+    ) -> tuple[int, int]:
+        """(examples whose joined text gives other ids than its segments, examples checked: evenly spread, <= limit).
+
+        Checks each prompt with its first response. A merge is not an error in the data, but a model pretrained on
+        joined text has rarely seen such a boundary.
+        """
+        stride = max(1, -(-len(batch) // limit))
+        texts = []
+        apart = []
+        for item, tokens in list(zip(batch, encoded, strict=True))[::stride]:
+            if item.prompt and item.responses:
+                segments = (*item.prompt, *item.responses[0])
+                texts.append("".join(segment.text for segment in segments))
+                apart.append(_spelled(segments, (tokens.prompt + tokens.responses[0]).ids))
+        merges = sum(whole != parts for whole, parts in zip(self.texts(texts), apart, strict=True))
+        return merges, len(texts)
+
     def unwritable(self, batch: Sequence[Rendered]) -> dict[str, int]:
         """Characters that the tokenizer drops or maps to its unknown token -> how often they occur."""
         texts = dict.fromkeys(
@@ -282,6 +301,12 @@ class TextEncoder:
 
 def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
+
+
+def _spelled(segments: Sequence[Segment], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids without those of segments without text: BOS at the start, EOS at the end."""
+    first, last = segments[0], segments[-1]
+    return ids[len(first.token_ids or ()) : len(ids) - (len(last.token_ids or ()) if last is not first else 0)]
 
 
 def _joined(segments: Sequence[tuple[Segment, Place]], ids: Mapping[tuple[str, Place], tuple[int, ...]]) -> Tokens:
