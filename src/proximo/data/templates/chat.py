@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
-from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text
+from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text, writes_tools
 from proximo.data.templates.ignored_content import unread
 from proximo.data.templates.limits import RenderingError, TemplateLimitError, try_template
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
@@ -55,6 +55,7 @@ def render_conversation(
     """
     template = ChatTemplate(encoder, origin, variables or {})
     asked = template.text(prompt, open_reply=True)
+    template.check_tools()
     try:
         segments = _segments(template, prompt, asked, open_reply=True)
     except _RewrittenError as rewritten:
@@ -128,12 +129,6 @@ class ChatTemplate:
             self.source = tokenizer.get_chat_template(tools=variables.get("tools"))
         except ValueError as error:  # several named templates without a default
             raise ModelError(f"{origin}: the tokenizer '{encoder.name}': {error}") from error
-        if "tools" in variables and "tools" not in self.source:
-            raise RenderingError(
-                f"{origin}: the chat template of '{encoder.name}' does not write tools, so a model would learn without "
-                "having seen them: give a template that does as tokenizer.chat_template, or leave them out: `columns: "
-                "{tools: ''}`"
-            )
         self.tokens = json.dumps(tokenizer.special_tokens_map)
         self.eos = str(tokenizer.eos_token)
 
@@ -141,6 +136,17 @@ class ChatTemplate:
         """Renders a question in a child process. Raises ModelError for a template beyond the limits."""
         with self._limits_named():
             try_template(self.source, self.tokens)
+
+    def check_tools(self) -> None:
+        """Raises RenderingError if the row has tools and the template never writes any."""
+        with self._limits_named():
+            if "tools" not in self.variables or writes_tools(self.source, self.tokens):
+                return
+        raise RenderingError(
+            f"{self.origin}: the chat template of '{self.encoder.name}' does not write tools, so a model would learn "
+            "without having seen them: give a template that does as tokenizer.chat_template, or leave them out: "
+            "`columns: {tools: ''}`"
+        )
 
     @property
     def ending(self) -> str:

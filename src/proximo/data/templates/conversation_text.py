@@ -18,7 +18,8 @@ from proximo.records import Message
 DUMMY = "kvxqz"
 """Placeholder for the words of a turn, to find the text around them."""
 _ASKED: Message = {"role": "user", "content": "a"}
-_TOOL = {"type": "function", "function": {"name": "b", "description": "b", "parameters": {"type": "object"}}}
+_TOOL_NAME = "wjqyz"
+_TOOL = {"type": "function", "function": {"name": _TOOL_NAME, "description": "b", "parameters": {"type": "object"}}}
 
 
 class CallForm(NamedTuple):
@@ -64,6 +65,14 @@ def _writes_results(source: str, tokens: str) -> bool:
     calls = [] if form is None else [_calling("b", "c")]
     returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": DUMMY}
     return DUMMY in _tried(source, tokens, (form or FORMS[0]).messages([_ASKED, *calls, returned]), open_reply=True)
+
+
+@lru_cache(maxsize=64)
+def writes_tools(source: str, tokens: str) -> bool:
+    """Whether a template writes the variable `tools`, be it only with a system message."""
+    asked = [dict(_ASKED)]
+    tries = (asked, [{"role": "system", "content": "a"}, *asked])
+    return any(_TOOL_NAME in _tried(source, tokens, messages, open_reply=True) for messages in tries)
 
 
 def _tried(source: str, tokens: str, messages: list[dict[str, Any]], *, open_reply: bool) -> str:
