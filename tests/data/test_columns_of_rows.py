@@ -338,6 +338,10 @@ def test_keys_of_messages_that_the_template_does_not_read_are_named() -> None:
     assert report.unread == {"message key 'date'": 1}
     assert text_of(examples[0]).startswith("<|im_start|>bo\nask")
     assert str(report).endswith("; not read by the chat template: message key 'date' (1 row)")
+    planned = CHATML.replace("m.content +", "m.get('tool-plan', '') + m.content +")
+    assert report_with(planned, USER, {**REPLY, "tool-plan": "hm ", "no-plan": "a"})[1].unread == {
+        "message key 'no-plan'": 1
+    }
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])

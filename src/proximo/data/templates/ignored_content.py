@@ -19,7 +19,7 @@ def unread(source: str, messages: Iterable["Message"], variables: Mapping[str, A
     messages, words = list(messages), _words(source)
     keys = {key for message in messages for key in message.keys() - _READ}
     keys -= _READ_OF_TOOLS - {key for message in messages if message["role"] != "tool" for key in message}
-    found = [f"message key '{key}'" for key in sorted(keys - words)]
+    found = [f"message key '{key}'" for key in sorted(keys) if key not in (words if key.isidentifier() else source)]
     if (options := variables.keys() - {"tools"}) and not options & words:
         found.append("column 'chat_template_kwargs'")
     if any(message.get("weight") and message["role"] != "assistant" for message in messages):
