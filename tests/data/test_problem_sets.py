@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from chat_families import FAMILIES
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.readers.problems import as_problem
+from proximo.data.readers.problems import BRACE, as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
 from proximo.data.readers.source import DataSource, Problems, with_columns
 from proximo.data.rows import Row
@@ -85,6 +86,37 @@ def test_math_takes_the_answer_column_or_else_the_last_box_of_the_solution() -> 
     assert made("math", MATH)["level"] == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"\boxed{a{b}c}", "a{b}c"),
+        (r"\boxed{1} \boxed{ 2 }", "2"),
+        (r"\boxed{1} \boxed{2", "1"),
+        (r"\boxed 3", None),
+        ("}{", None),
+        (r"\boxed{}", ""),
+        (r"\boxed{1 + \boxed{2}}", "2"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
+        (r"} \boxed{1}}", "1"),
+        (r"$\\boxed{42}$", "42"),
+        (r"so \boxed{5}. (Old: \fbox{note})", "5"),
+        (r"\boxed{1} then \boxed x", "1"),
+    ],
+)
+def test_the_last_box_that_is_closed_counts(text: str, inside: str | None) -> None:
+    assert last_boxed(text) == inside
+
+
+def test_a_text_is_searched_for_boxes_once_however_many_never_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    pattern = Mock(finditer=lambda text: (searched.append(text), BRACE.finditer(text))[1])
+    monkeypatch.setattr("proximo.data.readers.problems.BRACE", pattern)
+    assert last_boxed("\\boxed{" * 20_000) is None
+    assert last_boxed("\\boxed{" * 20_000 + "1" + "}" * 20_000) == "1"
+    assert len(searched) == 2
+
+
 def test_humaneval_asks_for_the_rest_of_the_function_and_keeps_its_beginning_for_the_judge() -> None:
     found = made("humaneval", HUMANEVAL)
     assert found["prompt"] == found["stub"] == HUMANEVAL["prompt"]
@@ -143,6 +175,7 @@ def test_areal_rows_give_answers_or_test_cases() -> None:
         ("countdown", {"nums": []}, "countdown wants whole numbers"),
         ("countdown", {"nums": [1, True]}, "countdown wants whole numbers"),
         ("countdown", {"target": 2.5}, "countdown wants whole numbers"),
+        ("areal_math", {"task": "code"}, "a row of task 'code' in a source of math"),
         ("areal_math", {"solutions": []}, "'solutions' must be a list of texts"),
         ("areal_math", {"solutions": ["4", " "]}, "a text of column 'solutions' is empty"),
         ("areal_code", {"input_output": "{"}, "is not JSON"),

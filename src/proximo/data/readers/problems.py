@@ -16,11 +16,12 @@ from proximo.data.formats.typed_columns import cell, describe, text_cell
 from proximo.data.readers.source import Problems, filled_in, named_in
 from proximo.data.rows import Row
 from proximo.errors import DataError
-from proximo_verifiers.maths.extraction import boxed
 
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 """GSM8K's `<<48/2=24>>`: notes for a calculator, which are removed from the answer."""
 NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*)?\.?\d+%?")
+BRACE = re.compile(r"(?P<box>\\boxed\{)|\\\\(?!boxed\{)|\\[{}]|(?P<brace>[{}])")
+"""Opening and closing braces, after `\\boxed` and elsewhere; a brace after a backslash is a character."""
 DEFINED = re.compile(r"^[ \t]*def[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -51,6 +52,18 @@ def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row
     return replace(row, values=values, used=tuple(name for name in values if name not in unread))
 
 
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` whose braces are closed; None if there is none."""
+    opened: list[int | None] = []
+    last, inside = 0, None
+    for found in BRACE.finditer(text):
+        if found["box"] or found["brace"] == "{":
+            opened.append(found.end() if found["box"] else None)
+        elif found["brace"] and opened and (start := opened.pop()) is not None and start > last:
+            last, inside = start, text[start : found.start()].strip()
+    return inside
+
+
 def _gsm8k(row: Row) -> _Problem:
     solution = text_cell(row, "answer")
     _, mark, final = solution.rpartition("####")
@@ -68,7 +81,7 @@ def _math(row: Row) -> _Problem:
     if row.values.get("answer") is not None:
         answer: str | None = text_cell(row, "answer").strip()
     else:
-        answer = _last_boxed(solution)
+        answer = last_boxed(solution)
     if not answer:
         raise DataError(f"{row.origin}: no reference answer: wanted a column 'answer', or \\boxed{{...}} in 'solution'")
     gives = {"answer": answer, **({"response": solution} if solution else {}), **_identity(row, "unique_id")}
@@ -116,8 +129,9 @@ def _countdown(row: Row) -> _Problem:
 
 
 def _areal_math(row: Row) -> _Problem:
+    _of_task(row, "math")
     text_cell(row, "prompt")
-    answers = [_last_boxed(each) or each.strip() for each in _texts(row, "solutions")]
+    answers = [last_boxed(each) or each.strip() for each in _texts(row, "solutions")]
     if not all(answers):
         raise DataError(f"{row.origin}: a text of column 'solutions' is empty; an answer cannot be compared with it")
     gives = {"answer": answers[0], "answers": answers, **_identity(row, "query_id")}
@@ -125,6 +139,7 @@ def _areal_math(row: Row) -> _Problem:
 
 
 def _areal_code(row: Row) -> _Problem:
+    _of_task(row, "code")
     text_cell(row, "prompt" if "prompt" in row.values else "question")
     cases = _cases(row)
     solutions = row.values.get("solutions") or ()
@@ -158,9 +173,10 @@ def _texts(row: Row, column: str) -> list[str]:
     return list(texts)
 
 
-def _last_boxed(text: str) -> str:
-    found = boxed(text)
-    return found[-1].strip() if found else ""
+def _of_task(row: Row, task: str) -> None:
+    given = row.values.get("task", task)
+    if given != task:
+        raise DataError(f"{row.origin}: a row of task {given!r:.40} in a source of {task}; give each task its own file")
 
 
 def _identity(row: Row, column: str) -> dict[str, str]:
