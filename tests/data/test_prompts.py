@@ -161,4 +161,4 @@ def test_prompts_are_filled_with_their_last_token_up_to_the_limit() -> None:
     wanted = [(prompt.token_ids[-1],) * (6 - len(prompt.token_ids)) + prompt.token_ids for prompt in plain]
     assert [prompt.token_ids for prompt in filled] == wanted
     assert [len(ids) for ids in wanted] == [6, 6]
-    assert (report.num_tokens, report.num_too_long) == (7, 1), "those of the data"
+    assert (report.num_tokens, report.num_too_long) == (12, 1)

@@ -1,7 +1,7 @@
 """Rows to `Prompt` records, the input of rollouts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ def load_prompts(
     Large lists are kept on disk (`large_lists.py`). Raises DataError naming a malformed row or a prompt without any
     token, and if no prompt is left.
     """
-    return load_exchanges(
+    prompts, report = load_exchanges(
         rows,
         TextEncoder(tokenizer, cache),
         options,
@@ -51,6 +51,9 @@ def load_prompts(
         partial(_prompt, options),
         what="prompt",
     )
+    if options.fill_to_max and options.max_tokens is not None:
+        report = replace(report, num_tokens=len(prompts) * options.max_tokens)
+    return prompts, report
 
 
 def _prompt(options: PromptOptions, row: Row, fitted: Fitted) -> Prompt:
