@@ -56,6 +56,11 @@ READING: dict[str, Any] = {
     "too few cells": ("a.csv", b"p,q\n1,2\n3\n", "a.csv, row 2 (line 3) | 1 cells | 2 columns | p, q"),
     "too many cells": ("a.csv", b"p,q\n1,2,3\n", "row 1 (line 2) | 3 cells | 2 columns | quotes"),
     "open quote": ("a.csv", b'p,q\n1,"2\n3,4\n', "a.csv, line 3 | never closed"),
+    "lone carriage returns": (
+        "a.csv",
+        b"p,q\ra,1\r",
+        "a.csv, line 1 | not valid CSV | save the file with line ends of \\n",
+    ),
     "a column twice": ("a.csv", b"p,q,p\n1,2,3\n", "a.csv | 'p' twice"),
     "cut-off Parquet": ("a.parquet", b"PAR1abc", "a.parquet | not a whole Parquet file"),
     "no separator line": ("a.txt", b"one\ntwo\n", "a.txt | <|end|>", {"separator": "<|end|>"}),

@@ -124,7 +124,9 @@ def test_a_text_is_cut_into_documents(
 def test_cells_keep_their_line_ends(tmp_path: Path) -> None:
     long = "x" * 200_000
     (tmp_path / "a.csv").write_bytes(f'p,q\r\n"a\r\nb\n\n",1\r\n\u2028,"\r"\n{long},2'.encode())
+    limit = csv.field_size_limit(1000)
     rows = read_source(DataSource(path=str(tmp_path / "a.csv")))
+    assert csv.field_size_limit(limit) == 1000, "the limit of others is put back"
     assert [tuple(row.values.values()) for row in rows] == [("a\r\nb\n\n", "1"), ("\u2028", "\r"), (long, "2")]
     assert [row.line for row in rows] == [5, 6, 7]
 

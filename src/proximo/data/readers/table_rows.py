@@ -13,6 +13,12 @@ from proximo.data.rows import Row, nearest
 from proximo.errors import DataError
 from proximo.hub import nearest_path, within_reach
 
+_NOT_CSV = {
+    "end of data": "a quote is opened and never closed; the file is cut off or a quote is stray",
+    "new-line": "a carriage return stands alone outside quotes; save the file with line ends of \\n",
+}
+"""Part of an error of the csv module -> what it means."""
+
 
 def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iterator[Row]:
     """Rows of a table whose first line names the columns; quoting as in RFC 4180, blank lines are skipped.
@@ -21,7 +27,8 @@ def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iter
 
     Raises DataError for a column named twice, a row with too few or too many cells, and a quote that is never closed.
     """
-    csv.field_size_limit(sys.maxsize)  # the csv module's own is 131,072 characters, which long documents exceed
+    # The csv module's own is 131,072 characters, which long documents exceed; it is put back afterwards.
+    limit = csv.field_size_limit(sys.maxsize)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     columns: list[str] = []
     number = 0
@@ -41,9 +48,10 @@ def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iter
                 )
             yield row
     except csv.Error as error:
-        cut_off = "end of data" in str(error)
-        reason = "a quote is opened and never closed; the file is cut off or a quote is stray" if cut_off else error
+        reason = next((told for part, told in _NOT_CSV.items() if part in str(error)), error)
         raise DataError(f"{source}, line {reader.line_num}: not valid CSV: {reason}") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _columns(header: list[str], source: str) -> list[str]:
