@@ -96,6 +96,11 @@ def test_a_pair_may_be_read_as_the_labelled_response_that_it_holds_too() -> None
     assert texts(loaded([row], form="prompt_response")[0]) == [("rows.jsonl-1", "ab", "gh", False)]
 
 
+def test_equal_prompts_with_equal_responses_are_duplicates() -> None:
+    rows = [{"prompt": "ab", "response": response, "label": True} for response in ("cd", "ef", "cd")]
+    assert loaded(rows)[1].num_duplicates == 1
+
+
 def test_what_became_of_the_rows_is_counted_with_a_pair_as_two() -> None:
     tie = {"instruction": "ab", "output_1": "cd", "output_2": "ef", "label": 0}
     long = {"instruction": "ab", "output_1": "cd" * 20, "output_2": "ef", "label": 2}

@@ -201,5 +201,11 @@ def test_a_truncated_conversation_loses_the_same_turns_for_both_responses() -> N
     assert shown(pair) == CHAT
 
 
+def test_equal_pairs_are_kept_and_counted() -> None:
+    one, other = ({"prompt": "ask", "chosen": "good", "rejected": text} for text in ("bad", "so so"))
+    pairs, report = load(one, other, one, one)
+    assert (len(pairs), report.num_duplicates) == (4, 2)
+
+
 def test_an_empty_response_is_its_end_of_sequence() -> None:
     assert load({"prompt": "", "chosen": "a", "rejected": ""})[0][0].prompt_token_ids == ()

@@ -1,6 +1,9 @@
 """Token ids from disk are those of the tokenizer, whatever has changed, and whatever became of the file."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,6 +174,34 @@ def test_a_write_that_is_cut_off_leaves_no_file_that_could_be_read(
         with pytest.raises(ZeroDivisionError):
             loaded(TokenCache(tmp_path), tiny_tokenizer(), rows())
     assert not list(tmp_path.iterdir())
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from proximo.data.token_cache import TokenCache
+
+class Fixed:
+    split_special_tokens = False
+    class backend_tokenizer:
+        to_str = staticmethod(lambda: "fixed")
+
+texts = [f"text {n}" for n in range(4000)]
+wanted = [[n, n + 1] * (n % 7) for n in range(4000)]
+look = dict(zip(texts, wanted))
+for turn in range(20):
+    cache = TokenCache(Path(sys.argv[1]))
+    assert cache.ids(Fixed(), texts, lambda given: [look[text] for text in given], within=False) == wanted
+    assert not any("unusable" in note or "not saved" in note for note in cache.notes), cache.notes
+    if turn % 3 == int(sys.argv[2]):
+        for file in Path(sys.argv[1]).glob("*.parquet"):
+            file.unlink(missing_ok=True)
+"""
+
+
+def test_two_processes_that_write_and_remove_the_same_file_see_it_whole_or_not_at_all(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(n)], env=os.environ) for n in (0, 1)]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
 
 
 def test_a_run_keeps_its_ids_where_it_is_told_to(tmp_path: Path) -> None:
