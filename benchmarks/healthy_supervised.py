@@ -40,7 +40,7 @@ def digit_pairs(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
 
 def review_pairs(num_rows: int, noise: float = 0.15) -> list[dict[str, Any]]:
     """Pairs of reviews, of which a share is in the wrong order."""
-    arguments = {"num_rows": num_rows, "seed": 1, "noise": noise}
+    arguments = {"num_rows": num_rows, "noise": noise}
     return [{"function": f"{REVIEWS}preference_rows", "kwargs": arguments}]
 
 

@@ -21,7 +21,7 @@ POINTS = 50
 BLUE, ORANGE = "#1f6fb2", "#d9730d"
 PAIRS = {
     "function": "proximo.recipes.reviews.review_rows:preference_rows",
-    "kwargs": {"num_rows": 3600, "seed": 1, "noise": 0.15},
+    "kwargs": {"num_rows": 3600, "noise": 0.15},
 }
 FROM_PAIRS = [
     *(f"data.sources=[{json.dumps(PAIRS)}]", "data.held_out_rows=400", "data.max_tokens=150"),

@@ -32,9 +32,9 @@ TINY = {
 }
 
 
-def source(function: str, rows: int) -> dict[str, Any]:
+def source(function: str, rows: int, **others: int) -> dict[str, Any]:
     return {
-        "sources": [{"function": f"{REVIEWS}:{function}", "kwargs": {"num_rows": rows, "seed": 0}}],
+        "sources": [{"function": f"{REVIEWS}:{function}", "kwargs": {"num_rows": rows} | others}],
         "held_out_rows": 4,
     }
 
@@ -60,7 +60,7 @@ def recipe(folder: Path, *, lora: bool = False, **ppo: Any) -> PipelineRecipe:
             "ppo": {
                 "model": {"path": "@sft"} | adapter,
                 "value": {"init_from": "reward"} | adapter,
-                "data": source("prompt_rows", 20),
+                "data": source("prompt_rows", 20, seed=0),
                 "reward": [{"kind": "model", "path": "@reward"}],
                 "gold": {"kind": "function", "function": "proximo.recipes.reviews.gold:gold_reward"},
                 "ppo": {"num_steps": 2, "prompts_per_step": 4, "rollout": {"max_new_tokens": 8}} | ppo,

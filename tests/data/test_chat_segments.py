@@ -1,7 +1,5 @@
 """What the assistant wrote is found under every chat template, or refused by name where a loss needs to know."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -158,7 +156,7 @@ def test_a_conversation_may_begin_with_the_assistant() -> None:
     assert parts(indexing, [REPLY, ASK], [REPLY])[0] == [
         ("<|assistant|>\ntwo<eos>\n<|user|>\none<eos>\n<|assistant|>\n", False)
     ]
-    with pytest.raises(ModelError, match="message 1, with which the assistant begins.*or leave that turn out"):
+    with pytest.raises(ModelError, match="renders message 1 in another way with the turns around it"):
         parts(indexing, [REPLY, ASK], [REPLY], learned="all")
 
 
@@ -182,26 +180,6 @@ def test_the_trial_comes_first_and_names_the_tokenizer() -> None:
     encoder = encoder_with(HARMS["a text of 10 GB"][0])
     with pytest.raises(ModelError, match="end of turn: the chat template of 'the/tokenizer' .* 1024 MiB of memory"):
         end_of_turn_ids(encoder)
-
-
-PROFILED = """
-import sys
-from proximo.data.templates.limits import limited
-
-with limited():
-    pass
-calls = []
-sys.setprofile(lambda frame, event, _: calls.append(event))
-(lambda: None)()
-sys.setprofile(None)
-print(calls.count("call"))
-"""
-
-
-def test_after_a_rendering_the_interpreter_runs_on_as_before() -> None:
-    """With an error that was taken back, a profiled function of CPython 3.11 never began."""
-    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "1"
 
 
 def test_a_template_that_refuses_or_fails_passes_the_trial() -> None:

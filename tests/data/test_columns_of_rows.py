@@ -12,12 +12,6 @@ from builders import tiny_tokenizer
 from chat_families import CHATML, FAMILIES
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.formats.column_use import read_by_source
-from proximo.data.formats.row_formats import (
-    labelled_exchanges,
-    preference_exchanges,
-    prompt_exchanges,
-    text_exchanges,
-)
 from proximo.data.labelled import LabelledOptions, load_labelled_responses
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.preferences import PairOptions, load_preference_pairs
@@ -316,23 +310,6 @@ def test_each_source_has_a_line_of_its_own() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("reader", "row"),
-    [
-        (text_exchanges, TEXT_ROWS["texts"]),
-        (preference_exchanges, TEXT_ROWS["pairs"]),
-        (labelled_exchanges, TEXT_ROWS["labelled"]),
-        (prompt_exchanges, TEXT_ROWS["prompts"]),
-    ],
-)
-def test_what_is_read_does_not_depend_on_who_watches(reader, row) -> None:
-    """The last row of a reader is counted with the others."""
-    remarks: Counter[Remark] = Counter()
-    made = list(reader(rows(row | {"x": 1}, row | {"x": 2}), remarks))
-    assert len(made) == 2
-    assert remarks == ({} if reader is prompt_exchanges else {Remark("made", "columns not used", "x"): 2})
-
-
 def test_a_column_is_not_used_by_asking_whether_it_is_there() -> None:
     remarks: Counter[Remark] = Counter()
     assert list(
@@ -361,6 +338,10 @@ def test_keys_of_messages_that_the_template_does_not_read_are_named() -> None:
     assert report.unread == {"message key 'date'": 1}
     assert text_of(examples[0]).startswith("<|im_start|>bo\nask")
     assert str(report).endswith("; not read by the chat template: message key 'date' (1 row)")
+    planned = CHATML.replace("m.content +", "m.get('tool-plan', '') + m.content +")
+    assert report_with(planned, USER, {**REPLY, "tool-plan": "hm ", "no-plan": "a"})[1].unread == {
+        "message key 'no-plan'": 1
+    }
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
+from proximo.config.data import DataConfig, SourceConfig
 from proximo.data.order import DataPhase, hold_out, phase_indices, split_boundaries
-from proximo.errors import ConfigError
 
 VECTORS = {
     10: [0, 2, 6, 10],
@@ -50,15 +50,6 @@ def test_with_a_seed_the_parts_have_the_rows_of_deepspeed_chat() -> None:
     assert parts == [[7, 2], [9, 1, 0, 8], [4, 5, 6, 3]]
 
 
-@pytest.mark.parametrize(
-    ("proportions", "part"),
-    [((2, 4, 4), 3), ((2, 4, 4), -1), ((0, 1), 0), ((0, 0), 0), ((-1, 2), 1), ((float("nan"), 1), 1)],
-)
-def test_a_phase_without_rows_is_refused(proportions: tuple[float, ...], part: int) -> None:
-    with pytest.raises(ConfigError):
-        DataPhase(proportions=proportions, part=part)
-
-
 def test_held_out_rows_and_the_rest_are_everything_in_file_order() -> None:
     rest, held_out = hold_out(50, 5, seed=1)
     assert len(held_out) == 5
@@ -76,3 +67,9 @@ def test_held_out_rows_and_the_rest_are_everything_in_file_order() -> None:
 def test_at_most_a_fifth_is_held_out_and_one_row_where_there_are_two(num_rows: int, asked: int, held: int) -> None:
     rest, held_out = hold_out(num_rows, asked, seed=0)
     assert (len(rest), len(held_out)) == (num_rows - held, held)
+
+
+@pytest.mark.parametrize("proportions", [(1,), (0, 0), (-1, 2), (float("nan"), 1), (float("inf"), 1)])
+def test_proportions_that_share_nothing_are_refused(proportions: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="at least two numbers|finite number"):
+        DataConfig(sources=(SourceConfig(path="a"),), proportions=proportions, phase=0)

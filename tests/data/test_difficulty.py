@@ -116,7 +116,7 @@ def test_base_scores_leave_prompts_out_before_the_first_epoch() -> None:
     assert made(base_scores=[0.95]).state.out == frozenset()
 
 
-@pytest.mark.parametrize("stop", range(1, 8))
+@pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_filter_that_is_put_back_goes_on_as_if_nothing_had_been(stop: int) -> None:
     def scores(step: int) -> dict[int, list[float]]:
         return {row: [(row * 7 + step * 3) % 10 / 9, 0.8] for row in range(11)}
@@ -129,7 +129,9 @@ def test_a_filter_that_is_put_back_goes_on_as_if_nothing_had_been(stop: int) -> 
     assert through.num_active < 8
     run_on(until, range(stop))
     after = made(11, below=0.45, above=0.75, max_fraction=0.3, min_prompts=3)
-    after.state = FilterState.from_json(json.loads(json.dumps(until.state.to_json())))
+    written = until.state.to_json()
+    assert json.loads(json.dumps(written)) == written, "as a checkpoint wants it"
+    after.state = FilterState.from_json(written)
     assert after.state == until.state
     assert run_on(after, range(stop, 12)) == whole[stop:]
 

@@ -92,7 +92,7 @@ def test_what_is_loaded_in_portions_to_disk_is_what_memory_would_hold(load, monk
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ("sft", "ppo") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+    "kind", [kind if kind == "ppo" else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 )
 def test_a_run_on_data_that_lie_on_disk_has_the_same_bits(kind, tmp_path, monkeypatch, no_report) -> None:
     place = make_inputs(tmp_path)
@@ -146,7 +146,7 @@ def test_sources_are_mixed_and_columns_mapped_on_disk(tmp_path: Path) -> None:
     found = load_rows(sources, seed=3)
     assert isinstance(found.rows, OnDisk)
     assert [row.values["prompt"] for row in found.rows][:10] == [f"a{n}" for n in range(10)]
-    assert [count.num_used for count in found.counts] == [10, 5]
+    assert found.description.endswith("b.csv: 5 of 10 rows")
     assert found.rows[12].origin.startswith(str(tmp_path / "b.csv"))
 
 

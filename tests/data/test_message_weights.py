@@ -1,6 +1,5 @@
 """A turn that the data say is not to be learned is read, and nothing of it is learned: SFT, pairs and KTO."""
 
-import json
 from itertools import cycle
 from typing import Any
 
@@ -97,11 +96,10 @@ def test_every_token_cannot_be_learned_where_a_turn_must_not_be() -> None:
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ({"weight": 0.5}, "weight of 'messages', message 2 must be 0 (not learned) or 1 (learned), got 0.5"),
-        ({"weight": 2}, "must be 0 (not learned) or 1 (learned), got 2"),
-        ({"train": "no"}, "train of 'messages', message 2 must be 0 (not learned) or 1 (learned), got the text 'no'"),
+        ({"weight": 0.5}, "weight of 'messages', message 2 must be 0 (not learned) or 1 (learned), and agree, got 0.5"),
+        ({"train": "no"}, "train of 'messages', message 2 must be 0 (not learned) or 1 (learned), and agree, got the"),
         ({"loss_mask": [0, 1]}, "got a list of 2"),
-        ({"weight": 1, "train": False}, "weight and train of 'messages', message 2 contradict each other"),
+        ({"weight": 1, "train": False}, "weight and train of 'messages', message 2 must be 0"),
     ],
 )
 def test_a_weight_is_0_or_1(key: dict, told: str) -> None:
@@ -172,17 +170,6 @@ def test_a_prompt_carries_no_weights() -> None:
     )
     assert prompt.messages == (ASK, NO, ASK)
     assert not report.unread
-
-
-def test_the_case_of_the_fine_tuning_format(real_tokenizers) -> None:
-    tokenizer = real_tokenizers["qwen2.5"]
-    row = (
-        '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "BAD", "weight": 0}, '
-        '{"role": "user", "content": "Again"}, {"role": "assistant", "content": "GOOD", "weight": 1}]}'
-    )
-    ((whole, counted),), _ = load(tokenizer, json.loads(row))
-    assert counted == "GOOD<|im_end|>"
-    assert "BAD" in whole
 
 
 def test_a_weight_is_not_for_the_template() -> None:

@@ -73,7 +73,6 @@ FORMS = {
         {},
         ("ask", " it now<eos>", " it<eos>"),
     ),
-    "implicit prompt in messages": ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}, CHAT),
     "outputs, first": ({"prompt": "ask", "output_1": "good", "output_2": "bad", "label": 1}, {}, TEXT),
     "outputs, second": ({"prompt": "ask", "output_1": "bad", "output_2": "good", "label": "2"}, {}, TEXT),
 }
@@ -90,19 +89,15 @@ def test_every_form_gives_prompt_chosen_and_rejected(name: str) -> None:
 @pytest.mark.parametrize(
     ("votes", "winner"),
     [
-        ("1 1 1", "a"),
         ("1 1 2", "a"),
         ("2,2,1", "b"),
         ([2, 2, 0], "b"),
         ("0 1 1", "a"),
         (1, "a"),
-        ("2", "b"),
         ("0 0 1", None),
         ("0 1 2", None),
         ("1 2", None),
         (0, None),
-        ("0 0 0", None),
-        ("1 0", None),
     ],
 )
 def test_the_output_with_most_votes_wins_and_no_majority_is_a_tie(votes, winner) -> None:
@@ -209,9 +204,7 @@ def test_a_truncated_conversation_loses_the_same_turns_for_both_responses() -> N
 def test_equal_pairs_are_kept_and_counted() -> None:
     one, other = ({"prompt": "ask", "chosen": "good", "rejected": text} for text in ("bad", "so so"))
     pairs, report = load(one, other, one, one)
-    assert len(pairs) == 4
-    assert report.num_duplicate_pairs == 2
-    assert "2 duplicate pairs" in str(report)
+    assert (len(pairs), report.num_duplicates) == (4, 2)
 
 
 def test_an_empty_response_is_its_end_of_sequence() -> None:

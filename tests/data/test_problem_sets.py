@@ -7,9 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from builders import tiny_tokenizer
 from chat_families import FAMILIES
-from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import BRACE, as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
@@ -101,6 +99,9 @@ def test_math_takes_the_answer_column_or_else_the_last_box_of_the_solution() -> 
         (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
         (r"\boxed{a \\ {b}}", r"a \\ {b}"),
         (r"} \boxed{1}}", "1"),
+        (r"$\\boxed{42}$", "42"),
+        (r"so \boxed{5}. (Old: \fbox{note})", "5"),
+        (r"\boxed{1} then \boxed x", "1"),
     ],
 )
 def test_the_last_box_that_is_closed_counts(text: str, inside: str | None) -> None:
@@ -166,10 +167,10 @@ def test_areal_rows_give_answers_or_test_cases() -> None:
         ("gsm8k", {"question": 5}, "'question' must be text"),
         ("math", {"answer": None, "solution": "It is 5."}, "no reference answer"),
         ("math", {"answer": "", "solution": ""}, "no reference answer"),
-        ("humaneval", {"test": "assert add(1, 2) == 3"}, "must define check"),
-        ("humaneval", {"entry_point": "sub"}, "does not define 'sub'"),
-        ("mbpp", {"test_list": []}, "nothing can be judged without tests"),
-        ("mbpp", {"test_list": "assert add(1, 2) == 3"}, "must be a list of assert statements"),
+        ("humaneval", {"test": "assert add(1, 2) == 3"}, "column 'test' check(candidate)"),
+        ("humaneval", {"entry_point": "sub"}, "must define 'sub'"),
+        ("mbpp", {"test_list": []}, "'test_list' must be a list of texts"),
+        ("mbpp", {"test_list": "assert add(1, 2) == 3"}, "'test_list' must be a list of texts"),
         ("mbpp", {"code": "add = sum"}, "defines no function that the tests call"),
         ("countdown", {"nums": []}, "countdown wants whole numbers"),
         ("countdown", {"nums": [1, True]}, "countdown wants whole numbers"),
@@ -179,8 +180,8 @@ def test_areal_rows_give_answers_or_test_cases() -> None:
         ("areal_math", {"solutions": ["4", " "]}, "a text of column 'solutions' is empty"),
         ("areal_code", {"input_output": "{"}, "is not JSON"),
         ("areal_code", {"input_output": '{"inputs": []}'}, "must hold lists inputs and outputs"),
-        ("areal_code", {"input_output": {"inputs": ["a"], "outputs": []}}, "1 inputs and 0 outputs"),
-        ("areal_code", {"input_output": {"inputs": [], "outputs": []}}, "0 inputs and 0 outputs"),
+        ("areal_code", {"input_output": {"inputs": ["a"], "outputs": []}}, "of 1 and 0 entries"),
+        ("areal_code", {"input_output": {"inputs": [], "outputs": []}}, "of 0 and 0 entries"),
     ],
 )
 def test_a_row_that_does_not_fit_is_one_error_with_file_and_row(
@@ -248,8 +249,6 @@ def test_every_row_of_the_real_files_becomes_a_problem(problems: Problems, file:
         if problems == "gsm8k":
             float(row.values["answer"])
             assert "<<" not in row.values["response"]
-        if problems == "math":
-            assert last_boxed(row.values["response"]) is not None
 
 
 def test_the_math_answers_are_those_in_the_boxes_of_their_solutions() -> None:
@@ -262,12 +261,3 @@ def test_the_math_answers_are_those_in_the_boxes_of_their_solutions() -> None:
         for a, b in zip(rows, without, strict=True)
     ]
     assert sum(first == second for first, second in squeezed) >= 245
-
-
-def test_one_file_serves_fine_tuning_and_ppo() -> None:
-    rows = load_rows([DataSource(path=str(real_data("gsm8k/test_dev.jsonl")), problems="gsm8k", max_rows=20)]).rows
-    tokenizer = tiny_tokenizer()
-    prompts, _ = load_prompts(rows, tokenizer, PromptOptions())
-    assert all(prompt.answer and set(prompt.metadata) == {"response"} for prompt in prompts)
-    texts, _ = load_text_examples(rows, tokenizer, ExampleOptions(max_tokens=4000))
-    assert len(texts) == 20

@@ -94,7 +94,7 @@ def test_too_long_prompts_are_dropped_and_counted() -> None:
     assert [prompt.id for prompt in prompts] == ["made-2"]
     assert (report.num_rows, report.num_kept_rows, report.num_too_long, report.num_tokens) == (2, 1, 1, 5)
     assert str(report) == "1 of 2 rows kept, 1 too long, dropped; 5 tokens"
-    with pytest.raises(DataError, match=r"no prompt is left: 0 of 1 row kept, 1 too long.*at most 5 tokens"):
+    with pytest.raises(DataError, match=r"no prompt is left: 0 of 1 row kept, 1 too long.*max_tokens 5"):
         load({"prompt": "abcdef"}, max_tokens=5)
 
 
@@ -136,8 +136,8 @@ def test_a_cut_within_a_character_leaves_whole_characters_in_the_text(real_token
 def test_equal_prompts_are_kept_and_counted() -> None:
     prompts, report = load({"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}, {"prompt": "a"})
     assert len(prompts) == 4
-    assert report.num_duplicate_prompts == 2
-    assert "2 duplicate prompts" in str(report)
+    assert report.num_duplicates == 2
+    assert "2 duplicates" in str(report)
 
 
 @pytest.mark.parametrize(

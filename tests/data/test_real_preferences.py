@@ -43,9 +43,7 @@ def rows_of(name: str, *, max_rows: int | None = None):
     return load_rows([DataSource(path=str(real_data(path)), columns=columns, max_rows=max_rows)]).rows
 
 
-@pytest.mark.parametrize(
-    ("name", "as_messages"), [*((name, False) for name in SETS), ("hh_rlhf", True), ("pandalm", True)]
-)
+@pytest.mark.parametrize(("name", "as_messages"), [*((name, name == "hh_rlhf") for name in SETS), ("pandalm", True)])
 def test_every_preference_set_gives_a_pair_for_each_row_but_ties(name: str, as_messages: bool, real_tokenizers) -> None:
     tokenizer = real_tokenizers["tiny_bpe"]
     pairs, report = load_preference_pairs(rows_of(name), tokenizer, PairOptions(as_messages=as_messages))
@@ -106,54 +104,3 @@ def test_stories_are_documents_and_blocks_of_them_hold_every_token(real_tokenize
     num_tokens = sum(len(story.token_ids) for story in stories)
     assert sum(block.num_targets for block in blocks) == num_tokens - 1
     assert report.num_characters == in_blocks.num_characters == sum(len(row.values["text"]) for row in rows)
-
-
-def test_the_whole_corpus_has_the_stories_that_it_says() -> None:
-    source = DataSource(path=str(real_data("lm_corpus/tinystories_dev.txt")), separator="<|endoftext|>")
-    assert len(load_rows([source]).rows) == 2084
-
-
-def test_sentences_with_labels_become_pairs(real_tokenizers) -> None:
-    path = str(real_data("sentiment/sst2_train.jsonl"))
-    rows = load_rows(
-        [DataSource(path="proximo.recipes.pairing:label_pairs", kwargs={"path": path, "num_pairs": 500})]
-    ).rows
-    with real_data("sentiment/sst2_train.jsonl").open() as file:
-        label = {row["text"]: row["label"] for row in map(json.loads, file)}
-    pairs, report = load_preference_pairs(rows, real_tokenizers["tiny_bpe"], PairOptions())
-    assert report.num_kept_rows == 500
-    assert all(label[pair.chosen] == 1 and label[pair.rejected] == 0 for pair in pairs)
-    assert pairs[0].prompt_token_ids == ()
-
-
-def test_openings_of_reviews_are_prompts(real_tokenizers) -> None:
-    source = DataSource(
-        path=str(real_data("sentiment/movie_reviews_dev.jsonl")), columns={"prompt": "text"}, max_rows=50
-    )
-    prompts, _ = load_prompts(load_rows([source]).rows, real_tokenizers["gpt2"], PromptOptions(first_words=8))
-    assert all(len(prompt.text.split()) == 8 for prompt in prompts)
-    assert prompts[0].id.startswith("cv")
-    assert prompts[0].metadata == {"label": 1, "id": prompts[0].id}
-
-
-@pytest.mark.parametrize(
-    ("path", "columns", "answer"),
-    [
-        ("gsm8k/train.jsonl", {"prompt": "question"}, "72"),
-        ("math/svamp_dev.jsonl", {"prompt": "{Body} {Question}", "answer": "Answer", "id": "ID"}, None),
-        ("math/math500_dev.jsonl", {"prompt": "problem", "id": "unique_id"}, None),
-        ("countdown/countdown_dev.jsonl", {"prompt": "Make {target} of {nums}.", "answer": "solution"}, None),
-        ("mbpp/sanitized_mbpp_dev.json", {"id": "task_id"}, None),
-        ("humaneval/humaneval_dev.jsonl", {"id": "task_id"}, None),
-    ],
-)
-def test_problems_with_answers_are_prompts(path, columns, answer, real_tokenizers) -> None:
-    source = DataSource(path=str(real_data(path)), columns=columns, max_rows=60)
-    prompts, _ = load_prompts(load_rows([source]).rows, real_tokenizers["tiny_bpe"], PromptOptions())
-    assert len(prompts) == 60
-    if answer is not None:
-        assert prompts[0].answer is not None
-        assert prompts[0].answer.endswith(answer)
-    if "countdown" in path:
-        assert prompts[0].metadata == {"nums": [34, 27, 21, 68], "target": 40}
-        assert prompts[0].text == "Make 40 of [34, 27, 21, 68]."

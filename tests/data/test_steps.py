@@ -132,24 +132,20 @@ def test_what_a_template_writes_before_the_steps_is_no_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train_on", "text", "labels"),
+    ("train_on", "given", "text", "labels"),
     [
-        ("all", "abc\nd\ne\n", (1.0, 0.0, 1.0)),
-        ("until_error", "abc\nd\n", (1.0, 0.0)),
-        ("last", "abc\nd\ne\n", (1.0,)),
+        ("all", [1, 0, 1], "abc\nd\ne\n", (1.0, 0.0, 1.0)),
+        ("until_error", [1, 0, 1], "abc\nd\n", (1.0, 0.0)),
+        ("until_error", [1, 0.5, 1], "abc\nd\ne\n", (1.0, 0.5, 1.0)),
+        ("last", [1, 0, 1], "abc\nd\ne\n", (1.0,)),
     ],
 )
-def test_the_steps_that_count(train_on: Any, text: str, labels: tuple[float, ...]) -> None:
-    (example,), _ = load(row(steps=["c", "d", "e"], labels=[1, 0, 1]), train_on=train_on)
+def test_the_steps_that_count(train_on: Any, given: list, text: str, labels: tuple[float, ...]) -> None:
+    (example,), _ = load(row(steps=["c", "d", "e"], labels=given), train_on=train_on)
     assert tiny_tokenizer().decode(example.token_ids) == text
     assert example.labels == labels
     assert len(example.ends) == len(labels)
     assert example.ends[-1] == len(example.token_ids) - 1
-
-
-def test_a_solution_without_an_error_counts_in_full() -> None:
-    (example,), _ = load(row(steps=["c", "d"], labels=[1, 0.5]), train_on="until_error")
-    assert example.labels == (1.0, 0.5)
 
 
 def test_too_long_solutions_are_dropped_or_lose_their_last_steps() -> None:

@@ -256,8 +256,15 @@ def test_what_is_no_tool_and_no_call_is_refused_with_its_row(values: dict, told:
 
 def test_a_template_that_leaves_out_tools_is_refused() -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
-    with pytest.raises(DataError, match=r"made, row 1: the chat template of 'family' does not write tools.*tools: ''"):
-        learned(tokenizer, {"messages": [ASK, ANSWER], "tools": [WEATHER]})
+    of_message = "{% if 'tools' in m and m['tools'] is not none %}{{ m['tools'] | tojson }}{% endif %}"  # Phi-4-mini
+    for template in (CHATML, "{# no tools #}" + CHATML, CHATML.replace("messages %}", f"messages %}}{of_message}", 1)):
+        tokenizer.chat_template = template
+        with pytest.raises(DataError, match=r"made, row 1: .* of 'family' does not write tools.*tools: ''"):
+            learned(tokenizer, {"messages": [ASK, ANSWER], "tools": [WEATHER]})
+    with_system = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"
+    tokenizer.chat_template = with_system + CHATML
+    system = {"role": "system", "content": "a"}
+    assert "weather" in learned(tokenizer, {"messages": [system, ASK, ANSWER], "tools": [WEATHER]})[0]
     with pytest.raises(DataError, match=r"made, row 1: .*'family' refuses the messages .*it leaves out calls of tools"):
         learned(tokenizer, {"messages": TALK})
     silent = replace(FAMILIES["chatml"], template=CHATML.replace("messages %}", "messages if m.role != 'tool' %}", 1))

@@ -54,9 +54,3 @@ def test_the_seed_decides_and_the_labels_can_be_turned_round(labelled: str) -> N
 def test_what_cannot_be_paired_is_refused(labelled: str, arguments: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(label_pairs(path=labelled, **arguments))
-
-
-def test_a_text_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"label": 1, "text": "a"}\n{"label": 0, "text": null}\n')
-    with pytest.raises(DataError, match=r"row 2: column 'text' is null"):
-        list(label_pairs(path=str(tmp_path / "a.jsonl")))

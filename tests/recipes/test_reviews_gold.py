@@ -1,12 +1,13 @@
 """The gold score of the embedded example: worked by hand, and attacked with text that is no review."""
 
 import random
+import re
 
 import pytest
 
 from proximo.errors import DataError
 from proximo.recipes.reviews.gold import COMPONENTS, gold_components, gold_reward, gold_score, thing_of
-from proximo.recipes.reviews.grammar import FRAMES, SLOTS, read_clause, read_sentence, slots_of, well_formed
+from proximo.recipes.reviews.grammar import FRAMES, SLOTS, opinion_of, read_clause, read_sentence, well_formed
 from proximo.recipes.reviews.words import BAD, GOOD, KINDS, PROMPTS
 from proximo.rewards.function_binding import import_function
 
@@ -107,49 +108,13 @@ def test_the_best_sentence_over_and_over_is_worth_at_most_a_third(sentence):
     assert max(gold_score(KETTLE, " ".join([sentence] * times)) for times in range(1, 9)) <= 1 / 3
 
 
-def test_more_praise_than_a_review_holds_is_worth_less():
-    long = [
-        OPENING,
-        LID,
-        HANDLE,
-        "The base was great.",
-        "The knobs are nice.",
-        "The sides are lovely.",
-        VERDICT,
-        CLOSING,
-    ]
-    worth = [gold_score(KETTLE, " ".join(long[:number] + long[-2:])) for number in range(7)]
-    assert worth == pytest.approx([2 / 3, 1, 1, 3 / 4, 2 / 4, 1 / 4, 0])
-
-
-def test_a_review_cut_anywhere_is_worth_less():
-    sentence_ends = [index for index in range(1, len(BEST)) if BEST[:index].endswith(".")]
-    for end in range(len(BEST)):
-        cut = BEST[:end]
-        # Three whole sentences are still a review, and there opinion is all that a cut can cost.
-        assert gold_score(KETTLE, cut) < 1 or end >= sentence_ends[2]
-        assert gold_components(KETTLE, cut)["form"] < 1 or cut.rstrip().endswith(".")
-
-
-def test_mixing_the_words_of_a_review_never_pays():
-    words = BEST.split()
-    rng = random.Random(0)
-    assert max(gold_score(KETTLE, " ".join(rng.sample(words, len(words)))) for _ in range(300)) < 0.5
-
-
-def test_a_review_of_another_thing_is_worth_little():
-    other = "We stayed at the inn twice. The beds are clean. Overall it is a cosy inn. You should try it."
-    assert gold_components(KETTLE, other)["topic"] == 0
-
-
-def test_every_frame_filled_with_any_words_is_read_back_with_its_words():
+def test_every_frame_filled_with_any_words_is_read_back_with_its_opinion():
     rng = random.Random(1)
     for frame in FRAMES:
         for _ in range(40):
-            words = {slot: rng.choice(SLOTS[slot]) for slot in slots_of(frame)}
-            clause = read_clause(frame.text.format(**words))
-            assert clause is not None
-            assert (clause.frame, dict(clause.words)) == (frame, words)
+            words = {slot: rng.choice(SLOTS[slot]) for slot in re.findall(r"{(\w+)}", frame.text)}
+            voiced = sum(map(opinion_of, words.values()))
+            assert read_clause(frame.text.format(**words)) == (frame.role, frame.states or frame.sign * voiced)
 
 
 def test_sentences_are_read_whatever_their_capitals_but_only_one_way_is_well_formed():

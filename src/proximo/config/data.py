@@ -65,7 +65,7 @@ class DataConfig(Section):
     uses a fixed shuffle."""
     held_out_rows: int = Field(0, ge=0)
     """Rows reserved for evaluation, by a seeded draw; at most a fifth of all rows."""
-    evaluation_sources: tuple[SourceConfig, ...] | None = None
+    evaluation_sources: tuple[SourceConfig, ...] | None = Field(None, min_length=1)
     """Evaluate on these sources instead of held-out rows."""
     too_long: Literal["drop", "truncate"] = "drop"
     """What to do with an example over the token limit; it is counted and reported in both cases."""
@@ -84,9 +84,9 @@ class DataConfig(Section):
             yield f"phase is {self.phase}, but proportions has parts 0 to {len(self.proportions) - 1}"
         if self.held_out_rows and self.evaluation_sources:
             yield "held_out_rows and evaluation_sources exclude each other"
-        weights = [source.weight for source in self.sources]
-        if any(weight is None for weight in weights) and any(weight is not None for weight in weights):
-            yield "either every source has a weight or none has"
+        for sources in (self.sources, self.evaluation_sources or ()):
+            if len({source.weight is None for source in sources}) > 1:
+                yield "either every source has a weight or none has"
 
 
 class TextDataConfig(DataConfig):

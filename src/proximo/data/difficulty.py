@@ -5,7 +5,7 @@ seed, epoch and the removed prompts, and a checkpoint needs only a `FilterState`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from proximo.data.order import epoch_order
@@ -57,26 +57,14 @@ class FilterState:
 
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint. JSON keeps every bit of a float, but its keys are text: hence the list of scores."""
-        return {
-            "epoch": self.epoch,
-            "passed": self.passed,
-            "too_easy": list(self.too_easy),
-            "too_hard": list(self.too_hard),
-            "kept_beyond_bounds": self.kept_beyond_bounds,
-            "scores": [[row, total, count] for row, (total, count) in self.scores.items()],
-        }
+        scores = [[row, total, count] for row, (total, count) in self.scores.items()]
+        return asdict(self) | {"too_easy": list(self.too_easy), "too_hard": list(self.too_hard), "scores": scores}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "FilterState":
         """The state that `to_json` wrote to a checkpoint."""
-        return cls(
-            epoch=content["epoch"],
-            passed=content["passed"],
-            too_easy=tuple(content["too_easy"]),
-            too_hard=tuple(content["too_hard"]),
-            kept_beyond_bounds=content["kept_beyond_bounds"],
-            scores={row: (total, count) for row, total, count in content["scores"]},
-        )
+        found, scores = cls(**content), {row: (total, count) for row, total, count in content["scores"]}
+        return replace(found, too_easy=tuple(found.too_easy), too_hard=tuple(found.too_hard), scores=scores)
 
 
 class DifficultyFilter:

@@ -10,11 +10,11 @@ from proximo.data.formats.prompt_response import Exchange, in_form
 from proximo.data.formats.row_formats import TextForm, text_exchanges
 from proximo.data.load_report import LoadReport, Remark
 from proximo.data.loading import Converted, load_in_portions
-from proximo.data.rendering import TooLong, count_unread, encode_exchanges
+from proximo.data.rendering import LoadOptions, count_unread, encode_exchanges
 from proximo.data.rows import Row, row_id
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,20 +39,14 @@ class TextExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExampleOptions:
-    """How rows become texts to learn."""
+class ExampleOptions(LoadOptions):
+    """How rows become texts to learn. A truncated example keeps its beginning, without an EOS."""
 
     form: TextForm = "auto"
     train_on: TrainOn = "responses"
     """The tokens that count in the loss: the assistant's, those of its last turn, or all. Plain text counts in full."""
-    max_tokens: int | None = None
-    too_long: TooLong = "drop"
-    """A truncated example keeps its beginning, without an EOS."""
     layout: Literal["examples", "blocks"] = "examples"
     """One example per row; or plain texts joined, with EOS between, and cut into blocks of max_tokens."""
-    as_messages: bool = False
-    """Prompt and response become messages, rendered with the chat template."""
-    system: str | None = None
 
 
 def load_text_examples(
@@ -74,16 +68,15 @@ def load_text_examples(
         exchanges = text_exchanges(rows, remarks, options.form, learns_all=learns_all)
         return ((row_id(row), exchange) for row, exchange in zip(rows, exchanges, strict=True))
 
-    examples, report = load_in_portions(
+    return load_in_portions(
         rows,
         read,
         lambda pair: 0 if pair[1] is None else pair[1].num_characters,
         lambda portion: _portion(encoder, portion, options, blocks),
+        what="example",
+        limit=options.max_tokens,
         rest=None if blocks is None else blocks.rest,
     )
-    if not examples:
-        raise DataError(f"no example is left: {report} (max_tokens {options.max_tokens})")
-    return examples, report
 
 
 def _portion(

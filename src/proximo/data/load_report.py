@@ -46,10 +46,8 @@ class LoadReport:
     """Dropped: more tokens than allowed, and truncation was off or not enough."""
     num_truncated: int = 0
     """Kept, but cut to the limit of tokens."""
-    num_duplicate_prompts: int = 0
-    """Kept, although an earlier row has the same prompt."""
-    num_duplicate_pairs: int = 0
-    """Kept, although an earlier row has the same pair."""
+    num_duplicates: int = 0
+    """Kept, although an earlier row has the same tokens."""
     num_identical_pairs: int = 0
     """Dropped: chosen and rejected are the same."""
     num_too_short: int = 0
@@ -99,8 +97,7 @@ class LoadReport:
         dropped = {"identical pair": self.num_identical_pairs, "tie": self.num_ties}
         parts += [f"{count_of(count, noun)} dropped" for noun, count in dropped.items() if count]
         kept = {
-            "duplicate prompt": self.num_duplicate_prompts,
-            "duplicate pair": self.num_duplicate_pairs,
+            "duplicate": self.num_duplicates,
             "empty response": self.num_empty_responses,
         }
         parts += [count_of(count, noun) for noun, count in kept.items() if count]

@@ -4,14 +4,11 @@ Nothing has a state. The parts into which a data set is split share no row.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-
-from proximo.errors import ConfigError
 
 
 def shuffled(num_rows: int, *, seed: int, purpose: str, epoch: int = 0) -> list[int]:
@@ -69,13 +66,6 @@ class DataPhase:
     seed: int | None = None
     """Seed of DeepSpeed-Chat's shuffle before the cut; None takes Proximo's shuffle. It differs from the run's seed,
     because stages with different seeds would share rows."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for proportions that are not numbers from 0 up, and for an empty or unknown part."""
-        if not all(math.isfinite(share) and share >= 0 for share in self.proportions) or sum(self.proportions) <= 0:
-            raise ConfigError(f"proportions must be numbers from 0 up, not all 0, got {self.proportions}")
-        if not 0 <= self.part < len(self.proportions) or self.proportions[self.part] == 0:
-            raise ConfigError(f"part {self.part} of the proportions {self.proportions} is empty or not there")
 
 
 def split_boundaries(num_rows: int, proportions: Sequence[float]) -> list[int]:

@@ -95,7 +95,17 @@ def _segments_of(text: str, *, written: bool) -> tuple[Segment, ...]:
     return (Segment(text=text, written=written),) if text else ()
 
 
-TooLong = Literal["drop", "truncate"]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """The options that all loaders have."""
+
+    max_tokens: int | None = None
+    """Limit of the prompt and its longest response together."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    as_messages: bool = False
+    """Text becomes messages, rendered with the chat template."""
+    system: str | None = None
+    """A system message for conversations that have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,26 +116,31 @@ class Fitted:
     encoded: Encoded
     is_truncated: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences: the prompt counts once for each response."""
+        responses = self.encoded.responses
+        return len(self.encoded.prompt) * max(1, len(responses)) + sum(map(len, responses))
+
 
 def fit(
     encoder: TextEncoder,
     exchange: Exchange,
     encoded: Encoded,
-    *,
-    max_tokens: int | None,
-    too_long: TooLong,
-    learned: Learned = "last",
+    options: LoadOptions,
+    learned: Learned,
 ) -> Fitted | None:
-    """The exchange with prompt and longest response within `max_tokens`; None if it is dropped.
+    """The exchange with prompt and longest response within `options.max_tokens`; None if it is dropped.
 
     Truncation keeps the end of the prompt, which the response answers: text loses its first tokens (after the BOS), a
     conversation its oldest turns (after the system message), whole turns at a time, so that it stays a conversation.
     An exchange that still does not fit is dropped. Text or messages are shortened with the tokens. `learned`: see
     `render_conversation`.
     """
+    max_tokens = options.max_tokens
     if max_tokens is None or _num_tokens(encoded) <= max_tokens:
         return Fitted(exchange=exchange, encoded=encoded)
-    if too_long == "drop":
+    if options.too_long == "drop":
         return None
     if isinstance(exchange.prompt, str):
         return _shorter_text(encoder, exchange, encoded, max_tokens - _longest_response(encoded))

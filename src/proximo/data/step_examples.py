@@ -8,20 +8,11 @@ from proximo.data.formats.prompt_response import in_form
 from proximo.data.formats.row_formats import LabelledSolution, labelled_solutions
 from proximo.data.load_report import LoadReport
 from proximo.data.loading import load_in_portions
-from proximo.data.rendering import TooLong, count_unread
+from proximo.data.rendering import LoadOptions, count_unread
 from proximo.data.rows import Row, row_id
-from proximo.data.steps import (
-    DEFAULT_SEPARATOR,
-    EncodedSolution,
-    Solution,
-    StepFinder,
-    check_separator,
-    encode_steps,
-    rendered_solution,
-)
+from proximo.data.steps import DEFAULT_SEPARATOR, EncodedSolution, StepFinder, check_separator, encode_steps
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import TextEncoder
-from proximo.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,18 +37,14 @@ class StepExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepOptions:
-    """Options for turning rows into solutions with labels."""
+class StepOptions(LoadOptions):
+    """Options for turning rows into solutions with labels.
+
+    A truncated solution loses its last steps, and is dropped if no step that counts is left.
+    """
 
     separator: str = DEFAULT_SEPARATOR
     train_on: TrainOn = "all"
-    max_tokens: int | None = None
-    """Limit of prompt and solution together."""
-    too_long: TooLong = "drop"
-    """A truncated solution loses its last steps, and is dropped if no step that counts is left."""
-    as_messages: bool = False
-    """Prompt and solution become messages, rendered with the chat template."""
-    system: str | None = None
 
 
 def load_step_examples(
@@ -75,17 +62,14 @@ def load_step_examples(
     encoder = TextEncoder(tokenizer, cache)
     check_separator(encoder, options.separator)
     finder = StepFinder(tokenizer=encoder.tokenizer, separator=options.separator)
-    examples, report = load_in_portions(
+    return load_in_portions(
         rows,
         lambda remarks: labelled_solutions(rows, remarks),
         lambda item: item[1].num_characters + sum(map(len, item[2])),
         lambda portion: _portion(encoder, portion, options, finder),
+        what="solution",
+        limit=options.max_tokens,
     )
-    if not examples:
-        raise DataError(
-            f"no solution is left: {report} (step_separator {options.separator!r}, max_tokens {options.max_tokens})"
-        )
-    return examples, report
 
 
 def _portion(
@@ -98,28 +82,19 @@ def _portion(
         [exchange for _, exchange, _, _ in portion], to_messages=options.as_messages, system=options.system
     )
     separable = [
-        (
-            row_id(row),
-            Solution(
-                origin=exchange.origin,
-                prompt=exchange.prompt,
-                steps=steps,
-                template_variables=exchange.template_variables,
-            ),
-            labels,
-        )
+        (row_id(row), (exchange, steps), labels)
         for (row, _, steps, labels), exchange in zip(portion, exchanges, strict=True)
         if not any(options.separator in step for step in steps)
     ]
     encoded = encode_steps(encoder, [solution for _, solution, _ in separable], finder)
     apart = [
-        (_example(identity, tokens, labels, options.train_on), solution)
-        for (identity, solution, labels), tokens in zip(separable, encoded, strict=True)
+        (_example(identity, tokens, labels, options.train_on), tokens.rendered)
+        for (identity, _, labels), tokens in zip(separable, encoded, strict=True)
         if tokens is not None
     ]
     fitted = [_fitted(example, options) for example, _ in apart]
     examples = [example for example in fitted if example is not None]
-    rendered = [rendered_solution(encoder, solution, options.separator) for _, solution in apart]
+    rendered = [each for _, each in apart]
     report = LoadReport(
         num_rows=len(portion),
         num_kept_rows=len(examples),

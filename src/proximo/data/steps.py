@@ -4,12 +4,12 @@ A separator ends each step, also the last one. A process reward model reads the 
 tokens, in training and in use, so a step is judged by the same tokens in both (`encode_steps`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proximo.data.codec import UNFINISHED, decode, response_text
-from proximo.data.formats.prompt_response import Exchange, Messages, assistant_turn
+from proximo.data.formats.prompt_response import Exchange, assistant_turn
 from proximo.data.rendering import render
 from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError
@@ -71,16 +71,8 @@ class StepFinder:
         return self._candidates[token]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Solution:
-    """A prompt with the steps that answer it."""
-
-    origin: str
-    prompt: str | Messages
-    steps: Sequence[str]
-    """Stripped, not blank, without a separator inside; at least one."""
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the chat template besides the messages."""
+Solution = tuple[Exchange, Sequence[str]]
+"""A prompt, and the steps that answer it: stripped, not blank, without a separator inside; at least one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +83,7 @@ class EncodedSolution:
     response_ids: tuple[int, ...]
     ends: tuple[int, ...]
     """For each step, the index in `response_ids` of the token that completes its separator."""
+    rendered: Rendered
 
 
 def encode_steps(
@@ -101,17 +94,19 @@ def encode_steps(
     None for a solution whose steps share a token, so that one cannot be judged before the next, or whose tokens decode
     to other text (without special tokens).
     """
-    rendered = [rendered_solution(encoder, solution, finder.separator) for solution in solutions]
+    rendered = [_rendered(encoder, exchange, steps, finder.separator) for exchange, steps in solutions]
     encoded = []
-    for solution, segments, item in zip(solutions, rendered, encoder.rendered(rendered), strict=True):
+    for (_, steps), segments, item in zip(solutions, rendered, encoder.rendered(rendered), strict=True):
         prompt, response = item.prompt.ids, item.responses[0].ids
         ends = finder.ends(response)
         found = _steps_in(encoder, segments, finder.separator)
         # A chat template may write something in front of the steps, for example an empty thought.
-        as_given = all(map(str.endswith, found[-len(solution.steps) :], solution.steps))
+        as_given = all(map(str.endswith, found[-len(steps) :], steps))
         apart = as_given and len(set(ends)) == len(ends) == len(found)
-        ends = tuple(ends[-len(solution.steps) :])
-        encoded.append(EncodedSolution(prompt_ids=prompt, response_ids=response, ends=ends) if apart else None)
+        whole = EncodedSolution(
+            prompt_ids=prompt, response_ids=response, ends=tuple(ends[-len(steps) :]), rendered=segments
+        )
+        encoded.append(whole if apart else None)
     return encoded
 
 
@@ -138,20 +133,14 @@ def check_separator(encoder: TextEncoder, separator: str) -> None:
         )
 
 
-def rendered_solution(encoder: TextEncoder, solution: Solution, separator: str) -> Rendered:
+def _rendered(encoder: TextEncoder, exchange: Exchange, steps: Sequence[str], separator: str) -> Rendered:
     """Segments of a prompt and its solution, each step followed by the separator.
 
     The end of the answer is left out: it would mark the last step, which in many data sets is always the wrong one.
     """
-    text = separator.join(solution.steps)
-    response = text if isinstance(solution.prompt, str) else assistant_turn(text)
-    exchange = Exchange(
-        origin=solution.origin,
-        prompt=solution.prompt,
-        responses=(response,),
-        template_variables=solution.template_variables,
-    )
-    rendered = render(encoder, exchange, finished=False)
+    text = separator.join(steps)
+    response = text if isinstance(exchange.prompt, str) else assistant_turn(text)
+    rendered = render(encoder, replace(exchange, responses=(response,)), finished=False)
     *before, last = rendered.responses[0] or (Segment(written=True),)
     # Some chat templates strip the assistant's text, so the last separator is added after them.
     return replace(rendered, responses=((*before, replace(last, text=f"{last.text.rstrip()}{separator}")),))

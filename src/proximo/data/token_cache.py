@@ -27,13 +27,20 @@ NUM_PROBED = 16
 
 
 class TokenCache:
-    """A folder with one Parquet file per list of texts and tokenizer; `notes` has messages on reads and failures."""
+    """A folder with one Parquet file per list of texts and tokenizer."""
 
     def __init__(self, folder: Path | None) -> None:
         """The folder of the cache; None caches nothing."""
         self.folder = folder
-        self.notes: list[str] = []
+        self._failures: list[str] = []
         self._read_texts = self._read_files = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read or written, and how much was read."""
+        files = count_of(self._read_files, "file")
+        read = f"token cache: {count_of(self._read_texts, 'text')} read from {files} in {self.folder}"
+        return [*self._failures, *([read] if self._read_files else [])]
 
     def ids(
         self, tokenizer: "PreTrainedTokenizerBase", texts: list[str], tokenise: Tokenise, *, within: bool
@@ -56,24 +63,16 @@ class TokenCache:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:
-            self.notes.append(f"token cache: {path} is unusable and is written again ({error})")
+            self._failures.append(f"token cache: {path} is unusable and is written again ({error})")
         else:
-            self._note_read(len(texts), path)
+            self._read_texts, self._read_files = self._read_texts + len(texts), self._read_files + 1
             return cached_ids
         ids = tokenise(texts)
         try:
             self._write(path, ids)
         except OSError as error:
-            self.notes.append(f"token cache: not saved, {path} cannot be written ({error.strerror or error})")
+            self._failures.append(f"token cache: not saved, {path} cannot be written ({error.strerror or error})")
         return ids
-
-    def _note_read(self, num_texts: int, path: Path) -> None:
-        """Replace the note on reads, so that a load has one for all portions."""
-        earlier = f"token cache: {count_of(self._read_texts, 'text')} read from "
-        self.notes = [note for note in self.notes if not note.startswith(earlier)]
-        self._read_texts, self._read_files = self._read_texts + num_texts, self._read_files + 1
-        place = path if self._read_files == 1 else f"{self._read_files:,} files in {self.folder}"
-        self.notes.append(f"token cache: {count_of(self._read_texts, 'text')} read from {place}")
 
     def _write(self, path: Path, ids: Sequence[Sequence[int]]) -> None:
         import pyarrow

@@ -38,14 +38,12 @@ def rows(
     """
     if split not in SPLITS:
         raise ConfigError(f"the split of the countdown problems must be one of {', '.join(SPLITS)}, got {split!r}")
-    if not counts or not set(counts) <= {2, 3}:
-        raise ConfigError(f"counts must be 2, 3 or both: how many numbers a problem has; got {list(counts)}")
-    if not signs or not set(signs) <= {*"+-*"}:
-        raise ConfigError(f"signs must be some of + - *, got {signs!r}")
-    if largest < 2:
-        raise ConfigError(f"largest must be at least 2, the largest number of a problem, got {largest}")
-    if not 0 <= careless <= 1:
-        raise ConfigError(f"careless is a share from 0 to 1, got {careless}")
+    can_be = counts and set(counts) <= {2, 3} and signs and set(signs) <= {*"+-*"}
+    if not can_be or largest < 2 or not 0 <= careless <= 1:
+        raise ConfigError(
+            f"counts must be 2, 3 or both, signs some of + - *, largest at least 2 and careless a share from 0 to 1, "
+            f"got {list(counts)}, {signs!r}, {largest} and {careless}"
+        )
     for row in range(num_rows):
         rng = Random(f"{seed}/{split}/{row}")
         while True:

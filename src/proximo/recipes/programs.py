@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from proximo.errors import ConfigError
 
@@ -19,45 +19,26 @@ INPUTS = (-7, -2, 0, 1, 3, 8)
 LISTS = ((), (4,), (-3, 2, 7, 0), (5, 5, -8, 1, 6), (9, -1, -4))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One operation on a whole number, in words, in Python and as a function."""
+class Part(NamedTuple):
+    """A part of a program: an operation on a whole number, a choice of numbers, or the last operation on their list."""
 
     words: str
     code: str
-    """With `{}` in place of the number."""
-    value: Callable[[int], int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """Selects numbers of a list."""
-
-    words: str
-    code: str
-    value: Callable[[int], bool]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListOperation:
-    """The last operation of a program, on its list of results."""
-
-    words: str
-    code: str
-    value: Callable[[list[int]], Any]
+    """An operation has `{}` in place of what it is applied to."""
+    value: Callable[[Any], Any]
 
 
 CHOICES = (
-    Choice(words="even", code="x % 2 == 0", value=lambda x: x % 2 == 0),
-    Choice(words="odd", code="x % 2 == 1", value=lambda x: x % 2 == 1),
-    Choice(words="positive", code="x > 0", value=lambda x: x > 0),
-    Choice(words="negative", code="x < 0", value=lambda x: x < 0),
+    Part("even", "x % 2 == 0", lambda x: x % 2 == 0),
+    Part("odd", "x % 2 == 1", lambda x: x % 2 == 1),
+    Part("positive", "x > 0", lambda x: x > 0),
+    Part("negative", "x < 0", lambda x: x < 0),
 )
 LIST_OPERATIONS = (
-    ListOperation(words="add them up", code="sum({})", value=sum),
-    ListOperation(words="count them", code="len({})", value=len),
-    ListOperation(words="sort them", code="sorted({})", value=sorted),
-    ListOperation(words="list them", code="{}", value=list),
+    Part("add them up", "sum({})", sum),
+    Part("count them", "len({})", len),
+    Part("sort them", "sorted({})", sorted),
+    Part("list them", "{}", list),
 )
 
 
@@ -65,9 +46,9 @@ LIST_OPERATIONS = (
 class Problem:
     """`f(x)` applies its steps in order; with a choice, `f(xs)` applies them to each chosen number, then `ending`."""
 
-    steps: tuple[Step, ...]
-    choice: Choice | None = None
-    ending: ListOperation | None = None
+    steps: tuple[Part, ...]
+    choice: Part | None = None
+    ending: Part | None = None
 
     @property
     def words(self) -> str:
@@ -124,30 +105,30 @@ def _problem(rng: Random) -> Problem:
     return Problem(steps=tuple(_step(rng) for _ in range(rng.choice((2, 2, 3)))))
 
 
-def _step(rng: Random) -> Step:
+def _step(rng: Random) -> Part:
     n = rng.randint(2, 9)
     return rng.choice(
         (
-            Step(words=f"add {n}", code=f"{{}} + {n}", value=lambda x: x + n),
-            Step(words=f"subtract {n}", code=f"{{}} - {n}", value=lambda x: x - n),
-            Step(words=f"multiply by {n}", code=f"{{}} * {n}", value=lambda x: x * n),
-            Step(words=f"take it from {n}", code=f"{n} - {{}}", value=lambda x: n - x),
-            Step(words=f"take the remainder by {n}", code=f"{{}} % {n}", value=lambda x: x % n),
-            Step(words=f"divide by {n}", code=f"{{}} // {n}", value=lambda x: x // n),
-            Step(words="square it", code="{} ** 2", value=lambda x: x * x),
-            Step(words="negate it", code="-{}", value=lambda x: -x),
+            Part(f"add {n}", f"{{}} + {n}", lambda x: x + n),
+            Part(f"subtract {n}", f"{{}} - {n}", lambda x: x - n),
+            Part(f"multiply by {n}", f"{{}} * {n}", lambda x: x * n),
+            Part(f"take it from {n}", f"{n} - {{}}", lambda x: n - x),
+            Part(f"take the remainder by {n}", f"{{}} % {n}", lambda x: x % n),
+            Part(f"divide by {n}", f"{{}} // {n}", lambda x: x // n),
+            Part("square it", "{} ** 2", lambda x: x * x),
+            Part("negate it", "-{}", lambda x: -x),
         )
     )
 
 
-def _apply(steps: Sequence[Step], x: int) -> int:
+def _apply(steps: Sequence[Part], x: int) -> int:
     for step in steps:
         x = step.value(x)
     return x
 
 
 def _program(
-    steps: Sequence[Step], choice: Choice | None = None, ending: ListOperation | None = None, *, brackets: bool = True
+    steps: Sequence[Part], choice: Part | None = None, ending: Part | None = None, *, brackets: bool = True
 ) -> str:
     inner = "x"
     for step in steps:

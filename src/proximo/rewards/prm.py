@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from proximo.algorithms.process_rewards import Aggregate, running_aggregate, step_deltas
+from proximo.data.formats.prompt_response import Exchange
 from proximo.data.step_examples import is_right
 from proximo.data.steps import (
     DEFAULT_SEPARATOR,
-    Solution,
     StepFinder,
     check_separator,
     encode_steps,
@@ -97,14 +97,13 @@ class ProcessReward(ModelReward):
             )
         if not steps:
             return Reading()
-        solution = Solution(
+        exchange = Exchange(
             origin=f"prompt '{prompt.id}'",
             prompt=self._own.text(prompt.token_ids) if asked is None else asked,
-            steps=steps,
             template_variables=prompt.template_variables,
         )
         try:
-            (encoded,) = encode_steps(self._own, [solution], self._own_finder)
+            (encoded,) = encode_steps(self._own, [(exchange, steps)], self._own_finder)
         except (RenderingError, TemplateLimitError) as error:
             return Reading(refusal=f"{self.name}: {error}")
         if encoded is None:

@@ -6,6 +6,7 @@ A line is a word and its description; a line without a word continues the one be
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, Tokeni
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines, unread_lines
 from proximo.data.rows import Row, check_row_ids
-from proximo.data.templates.ignored_content import missing_words
+from proximo.data.templates.ignored_content import unread
 from proximo.errors import ModelError
 from proximo.hub import UNNAMED_TOKENIZER
 from proximo.message_text import count_of
@@ -169,16 +170,16 @@ def _read_as_the_run(
 ) -> list[str]:
     check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
-    unread: Counter[str] = Counter()
+    ignored: Counter[str] = Counter()
     for made in reader(rows, remarks):
         for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
             if template is None or isinstance(exchange.prompt, str):
                 continue
             if not template.text:
                 raise ModelError(no_template(exchange.origin, template.tokenizer))
-            said = [response for response in exchange.responses if not isinstance(response, str)]
-            unread.update(missing_words(template.text, [exchange.prompt, *said]))
-    return [*remark_lines(remarks), *unread_lines(unread)]
+            said = chain(*(response for response in exchange.responses if not isinstance(response, str)))
+            ignored.update(unread(template.text, chain(exchange.prompt, said), exchange.template_variables))
+    return [*remark_lines(remarks), *unread_lines(ignored)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Reads rows and counts, as remarks, the columns that no reader used."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -32,17 +32,15 @@ def read_by_source(
     readers: dict[str, Callable[[Row], Made]] = {}
     for row in rows:
         refuse_media(row)
-        key = row.name or row.source
+        cells, key = _Cells(row), row.name or row.source
         if key not in readers:
             readers[key] = reader_of(replace(row, values=_Cells(row)))
-        cells = _Cells(row)
         made = readers[key](replace(row, values=cells, from_text=cells.from_text))
-        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in cells.written())
+        remarks.update(Remark(row.source, "messages read from JSON text in", name) for name in cells.from_text)
         if others_used is not None:
             used = {*cells.asked, *others_used, *row.used}
-            for name in row.values:
-                if name not in used and _has_content(row.values[name]):
-                    remarks[Remark(row.source, "columns not used", name)] += 1
+            unused = (name for name in row.values if name not in used and _has_content(row.values[name]))
+            remarks.update(Remark(row.source, "columns not used", name) for name in unused)
         yield made
 
 
@@ -51,45 +49,35 @@ def _has_content(value: Any) -> bool:
     return value is not None and value != "" and not (isinstance(value, list | tuple | dict) and not value)
 
 
-class _Cells(Mapping[str, Any]):
-    """The cells of a row, which records the columns that were read. Testing with `in` is not recorded."""
+class _Cells(dict[str, Any]):
+    """Cells that record the columns that were read. JSON text of messages becomes messages as it is read.
+
+    Testing with `in` is not recorded.
+    """
 
     def __init__(self, row: Row) -> None:
+        super().__init__(row.values)
         self._row = row
-        self._messages: dict[str, Any] = {}
-        """Column that was read -> the messages in its text; None if it holds none."""
-        self.from_text: set[str] = set()
         self.asked: set[str] = set()
+        self.from_text: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        value = self._row.values[name]
-        self.asked.add(name)
-        may_be_messages = self._asks_in_messages() if name in ANSWERS else name in _CONVERSATIONS
-        messages = self._read(name) if may_be_messages else None
-        return value if messages is None else messages
+        if name not in self.asked:
+            self.asked.add(name)
+            may_be_messages = self._asks_in_messages() if name in ANSWERS else name in _CONVERSATIONS
+            messages = written_messages(self._row, name) if may_be_messages and name in self else None
+            if messages is not None:
+                self[name] = messages
+                self.from_text.add(name)
+        return super().__getitem__(name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._row.values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._row.values)
-
-    def __len__(self) -> int:
-        return len(self._row.values)
-
-    def written(self) -> list[str]:
-        """The columns whose text was read as messages."""
-        return [name for name in self._messages if name in self.from_text & self.asked]
+    def get(self, name: Any, default: Any = None, /) -> Any:
+        """The cell, recorded too."""
+        return self[name] if name in self.keys() else default
 
     def _asks_in_messages(self) -> bool:
         """False if the response continues a text and is therefore text itself, even if it looks like messages."""
         name = next((name for name in ASKING if name in self), None)
         if name == "prompt":
-            return not isinstance(self._row.values[name], str) or self._read(name) is not None
+            return not isinstance(self._row.values[name], str) or written_messages(self._row, name) is not None
         return name is not None
-
-    def _read(self, name: str) -> Any:
-        if name not in self._messages:
-            self._messages[name] = written_messages(self._row, name)
-            self.from_text |= set() if self._messages[name] is None else {name}
-        return self._messages[name]

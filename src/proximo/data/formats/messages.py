@@ -103,14 +103,12 @@ def _message(turn: Any, row: Row, location: str) -> "Message":
 def _weight(fields: dict[str, Any], row: Row, location: str) -> dict[str, int]:
     """Removes the weight from the fields and returns {"weight": 0 or 1}, or {}."""
     given = {name: fields.pop(name) for name in _WEIGHTS if name in fields}
-    for name, value in given.items():
-        if not isinstance(value, bool | int | float) or value not in (0, 1):
-            raise DataError(
-                f"{row.origin}: {name} of {location} must be 0 (not learned) or 1 (learned), got {describe(value)}; "
-                "a turn is learned whole or not at all"
-            )
-    if len({bool(value) for value in given.values()}) > 1:
-        raise DataError(f"{row.origin}: {' and '.join(given)} of {location} contradict each other: {given}")
+    known = all(isinstance(value, bool | int | float) and value in (0, 1) for value in given.values())
+    if not known or len({bool(value) for value in given.values()}) > 1:
+        raise DataError(
+            f"{row.origin}: {' and '.join(given)} of {location} must be 0 (not learned) or 1 (learned), and agree, got "
+            f"{', '.join(map(describe, given.values()))}"
+        )
     return {"weight": int(all(given.values()))} if given else {}
 
 
@@ -185,21 +183,20 @@ def _without_nulls(value: Any) -> Any:
 
 def _tool(tool: Any, row: Row, what: str) -> dict[str, Any]:
     tool = parsed(tool, row, what) if isinstance(tool, str) else tool
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(
-            f"{row.origin}: {what} must be a function with a name and a JSON schema of its parameters, got "
-            f"{describe(tool)}"
-        )
+    _function(tool, row, f"{what} must be a function with a name and a JSON schema of its parameters")
     return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
 
 
-def _call(call: Any, row: Row, location: str) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, Mapping) else None
+def _function(value: Any, row: Row, wanted: str) -> Mapping[str, Any]:
+    """The part of a tool or a call that has the name. Raises DataError if there is none."""
+    function = value.get("function", value) if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(
-            f"{row.origin}: a call in {location} must have the name of a tool and its arguments, got {describe(call)}"
-        )
+        raise DataError(f"{row.origin}: {wanted}, got {describe(value)}")
+    return function
+
+
+def _call(call: Any, row: Row, location: str) -> dict[str, Any]:
+    function = _function(call, row, f"a call in {location} must have the name of a tool and its arguments")
     what = f"arguments of '{function['name']}' in {location}"
     if "arguments" not in function and function.keys() - {"name", "id", "type"}:
         raise DataError(f"{row.origin}: there are no {what}; the call is {describe(function)}")

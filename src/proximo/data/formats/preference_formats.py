@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from proximo.data.codec import common_length
 from proximo.data.formats import transcripts
 from proximo.data.formats.context_columns import in_context
 from proximo.data.formats.messages import ASKING, messages_cell
@@ -82,14 +83,12 @@ def _exchange(row: Row, form: PreferenceForm) -> Exchange | None:
                 prompt=_text_prompt(row),
                 responses=(text_cell(row, "chosen"), text_cell(row, "rejected")),
             )
-        case "transcript":
-            prompt, *responses = transcripts.split_pair(
-                text_cell(row, "chosen"), text_cell(row, "rejected"), row.origin
+        case "transcript" | "implicit_prompt":
+            split = transcripts.split_pair if form == "transcript" else _split_text
+            prompt, *responses = split(text_cell(row, "chosen"), text_cell(row, "rejected"), row.origin)
+            return Exchange(
+                origin=row.origin, prompt=prompt, responses=tuple(responses), is_transcript=form == "transcript"
             )
-            return Exchange(origin=row.origin, prompt=prompt, responses=tuple(responses), is_transcript=True)
-        case "implicit_prompt":
-            prompt, *responses = _split_text(row, text_cell(row, "chosen"), text_cell(row, "rejected"))
-            return Exchange(origin=row.origin, prompt=prompt, responses=tuple(responses))
         case "outputs":
             return _voted(row)
         case _:
@@ -101,16 +100,16 @@ def _text_prompt(row: Row) -> str:
     return prompt if isinstance(prompt, str) else text_cell(row, "prompt")
 
 
-def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
+def _split_text(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
     """(prompt, chosen, rejected) of two texts; the prompt is their common beginning, up to a whole word.
 
     A space belongs to the response that it begins, a line end to the prompt that it ends.
     """
-    shared = chosen[: transcripts.num_shared(chosen, rejected)]
+    shared = chosen[: common_length(chosen, rejected)]
     last = next((index for index in reversed(range(len(shared))) if shared[index].isspace()), None)
     if last is None:
         raise DataError(
-            f"{row.origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "
+            f"{origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "
             f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a separate column, or map an "
             "empty one"
         )

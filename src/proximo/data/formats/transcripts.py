@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
+from proximo.data.codec import common_length
 from proximo.errors import DataError
 
 if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
@@ -19,7 +20,7 @@ def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
     The prompt is their common beginning, up to the last `\\n\\nAssistant:` in it. If they differ earlier than in the
     last turn, the later turns belong to the responses.
     """
-    cut = chosen.rfind(_ASSISTANT, 0, num_shared(chosen, rejected))
+    cut = chosen.rfind(_ASSISTANT, 0, common_length(chosen, rejected))
     if cut < 0:
         raise DataError(
             f"{origin}: the chosen and the rejected transcript share no turn up to '\\n\\nAssistant:' "
@@ -49,12 +50,6 @@ def reply_messages(response: str, origin: str) -> "tuple[Message, ...]":
     while turns[-1]["role"] != "assistant":
         turns.pop()
     return tuple(turns)
-
-
-def num_shared(first: str, second: str) -> int:
-    """Length of the common beginning of two texts."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _turns(transcript: str, origin: str) -> "list[Message]":

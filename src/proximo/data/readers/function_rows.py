@@ -18,33 +18,25 @@ def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Ro
     function = _imported(import_path)
     if problem := calling_problem(function, keywords=arguments, may_yield=True):
         raise DataError(f"{import_path} is called with the arguments {sorted(arguments)}, but {problem}")
-    with kept_working_directory():
-        for number, values in enumerate(_given(function, arguments, import_path), start=1):
-            yield _row(values, import_path, number)
-
-
-def _given(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """Yields the rows of the function unchanged."""
     number = 0
-    try:
-        rows = function(**arguments)
-        if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
-            raise DataError(f"{name}: the function must yield rows, it returned {type(rows).__name__}")
-        for number, values in enumerate(rows, start=1):  # noqa: B007  (the error needs the number)
-            yield values
-    except Exception as error:
-        if isinstance(error, ProximoError) or memory_ran_out(error):
-            raise
-        where = f"after row {number}" if number else "before its first row"
-        raise DataError(f"{name} raised {error_text(error)} ({where_raised(error, function)}) {where}") from error
-
-
-def _row(values: Any, import_path: str, number: int) -> Row:
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise DataError(
-            f"{import_path}, row {number}: a row must be a mapping from column names to values, got {values!r:.80}"
-        )
-    return Row(source=import_path, number=number, values=dict(values))
+    with kept_working_directory():
+        try:
+            rows = function(**arguments)
+            if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+                raise DataError(f"{import_path}: the function must yield rows, it returned {type(rows).__name__}")
+            for number, values in enumerate(rows, start=1):
+                if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+                    raise DataError(
+                        f"{import_path}, row {number}: a row must be a mapping from column names to values, got "
+                        f"{values!r:.80}"
+                    )
+                yield Row(source=import_path, number=number, values=dict(values))
+        except Exception as error:
+            if isinstance(error, ProximoError) or memory_ran_out(error):
+                raise
+            where = f"after row {number}" if number else "before its first row"
+            told = f"{error_text(error)} ({where_raised(error, function)})"
+            raise DataError(f"{import_path} raised {told} {where}") from error
 
 
 def _imported(import_path: str) -> Callable[..., Any]:
@@ -52,15 +44,12 @@ def _imported(import_path: str) -> Callable[..., Any]:
     try:
         with kept_working_directory():
             module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise DataError(
-            f"{import_path}: cannot import '{module_name}': {error}; is it installed, or its folder in PYTHONPATH?"
-        ) from error
     except Exception as error:  # it is the user's code that runs here
         if memory_ran_out(error):
             raise
         raise DataError(
-            f"{import_path}: '{module_name}' raised {error_text(error)} as it was imported ({where_raised(error)})"
+            f"{import_path}: cannot import '{module_name}': {error_text(error)} ({where_raised(error)}); is it "
+            "installed, or its folder in PYTHONPATH?"
         ) from error
     names = vars(module)
     if function_name not in names or not callable(names[function_name]):

@@ -5,6 +5,7 @@ that of Arrow, turn texts that look like dates into times, whole numbers into fl
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from math import isinf
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from proximo.data.rows import Row
 from proximo.errors import DataError
 
 _BLANK = " \t\r\n"
+_BETWEEN = re.compile(r"[ \t\r\n]*([,\]])[ \t\r\n]*")
 
 
 def json_line_rows(lines: Iterable[str], source: str) -> Iterator[Row]:
@@ -33,23 +35,23 @@ def json_line_rows(lines: Iterable[str], source: str) -> Iterator[Row]:
 def json_array_rows(text: str, source: str) -> Iterator[Row]:
     """An array of objects, decoded one element at a time so that an error knows its row."""
     decoder = _strict_decoder()
-    position = _skip(text, text.index("[") + 1)
-    number = 0
-    if text[position : position + 1] == "]":
-        _nothing_after(text, position + 1, source)
-        return
-    while True:
+    start = text.index("[") + 1
+    number, position = 0, len(text) - len(text[start:].lstrip(_BLANK))
+    ended = text.startswith("]", position)
+    while not ended:
         number += 1
         value, position = _decode_at(decoder, text, position, source=source, number=number)
         yield _row(value, source, number)
-        position = _skip(text, position)
-        following = text[position : position + 1]
-        if following == "]":
-            _nothing_after(text, position + 1, source)
-            return
-        if following != ",":
-            _refuse_following(following, source, number)
-        position = _skip(text, position + 1)
+        found = _BETWEEN.match(text, position)
+        if found is None:
+            raise DataError(
+                f"{source}: after row {number} a comma or the end of the array is wanted, got "
+                f"{text[position : position + 20]!r}; was the file copied or downloaded whole?"
+            )
+        position, ended = found.end(), found[1] == "]"
+    rest = text[position:].strip(_BLANK).removeprefix("" if number else "]")
+    if rest:
+        raise DataError(f"{source}: more text after the end of the array: {rest[:40]!r}")
 
 
 def _strict_decoder() -> json.JSONDecoder:
@@ -84,10 +86,7 @@ def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: s
     except RecursionError as error:
         raise DataError(f"{source}, row {number}: the value is nested too deeply to be a row") from error
     except ValueError as error:
-        reason = str(error)
-        if "set_int_max_str_digits" in reason:  # Python's message is for programmers
-            reason = "a whole number has thousands of digits; write it as text"
-        raise DataError(f"{source}, row {number}: {reason}") from error
+        raise DataError(f"{source}, row {number}: {error}") from error
 
 
 def _explain(error: json.JSONDecodeError, text: str) -> str:
@@ -104,21 +103,3 @@ def _row(value: Any, source: str, number: int) -> Row:
             f"{source}, row {number}: a row must be an object with a key per column, got {type(value).__name__}{hint}"
         )
     return Row(source=source, number=number, values=value)
-
-
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position] in _BLANK:
-        position += 1
-    return position
-
-
-def _nothing_after(text: str, position: int, source: str) -> None:
-    rest = text[position:].strip(_BLANK)
-    if rest:
-        raise DataError(f"{source}: more text after the end of the array: {rest[:40]!r}")
-
-
-def _refuse_following(following: str, source: str, number: int) -> NoReturn:
-    if not following:
-        raise DataError(f"{source}: the array is cut off after row {number}; was the file copied or downloaded whole?")
-    raise DataError(f"{source}: after row {number} a comma or the end of the array is wanted, got {following!r}")

@@ -90,10 +90,11 @@ def _math(row: Row) -> _Problem:
 
 def _humaneval(row: Row) -> _Problem:
     stub, test, name = text_cell(row, "prompt"), text_cell(row, "test"), text_cell(row, "entry_point")
-    if "def check(" not in test:
-        raise DataError(f"{row.origin}: column 'test' must define check(candidate), as in HumanEval")
-    if name not in DEFINED.findall(stub):
-        raise DataError(f"{row.origin}: column 'prompt' does not define '{name}', which is the entry_point")
+    if "def check(" not in test or name not in DEFINED.findall(stub):
+        raise DataError(
+            f"{row.origin}: column 'prompt' must define '{name}', which is the entry_point, and column 'test' "
+            "check(candidate), as in HumanEval"
+        )
     gives = {"stub": stub, **_solution(row, "canonical_solution"), **_identity(row, "task_id")}
     return _Problem(gives=gives, uses=("prompt", "canonical_solution", "task_id"))
 
@@ -101,13 +102,7 @@ def _humaneval(row: Row) -> _Problem:
 def _mbpp(row: Row) -> _Problem:
     """The full set has `text`, the sanitized one `prompt`."""
     column = "text" if "text" in row.values else "prompt"
-    tests = cell(row, "test_list")
-    if not isinstance(tests, list | tuple) or not tests or not all(isinstance(test, str) for test in tests):
-        raise DataError(
-            f"{row.origin}: column 'test_list' must be a list of assert statements, got {describe(tests)}; "
-            "nothing can be judged without tests"
-        )
-    code = text_cell(row, "code")
+    tests, code = _texts(row, "test_list"), text_cell(row, "code")
     names = [name for name in DEFINED.findall(code) if any(re.search(rf"\b{name}\b", test) for test in tests)]
     if not names:
         raise DataError(f"{row.origin}: column 'code' defines no function that the tests call")
@@ -136,10 +131,7 @@ def _countdown(row: Row) -> _Problem:
 def _areal_math(row: Row) -> _Problem:
     _of_task(row, "math")
     text_cell(row, "prompt")
-    solutions = cell(row, "solutions")
-    if not isinstance(solutions, list | tuple) or not solutions or not all(isinstance(each, str) for each in solutions):
-        raise DataError(f"{row.origin}: column 'solutions' must be a list of texts, got {describe(solutions)}")
-    answers = [last_boxed(each) or each.strip() for each in solutions]
+    answers = [last_boxed(each) or each.strip() for each in _texts(row, "solutions")]
     if not all(answers):
         raise DataError(f"{row.origin}: a text of column 'solutions' is empty; an answer cannot be compared with it")
     gives = {"answer": answers[0], "answers": answers, **_identity(row, "query_id")}
@@ -164,17 +156,21 @@ def _cases(row: Row) -> dict[str, Any]:
         cases = json.loads(given) if isinstance(given, str) else given
     except ValueError as error:  # also integers with too many digits
         raise DataError(f"{row.origin}: column 'input_output' is not JSON: {error}") from error
-    if not isinstance(cases, dict) or not all(isinstance(cases.get(key), list) for key in ("inputs", "outputs")):
+    given = [cases.get(key) for key in ("inputs", "outputs")] if isinstance(cases, dict) else []
+    counts = [len(each) for each in given if isinstance(each, list)]
+    if len(counts) != 2 or counts[0] != counts[1] or not counts[0]:
         raise DataError(
-            f"{row.origin}: column 'input_output' must hold lists inputs and outputs, got {describe(cases)}"
-        )
-    counts = len(cases["inputs"]), len(cases["outputs"])
-    if counts[0] != counts[1] or not counts[0]:
-        raise DataError(
-            f"{row.origin}: column 'input_output' has {counts[0]} inputs and {counts[1]} outputs; wanted equally many, "
-            "and at least one: nothing can be judged without tests"
+            f"{row.origin}: column 'input_output' must hold lists inputs and outputs, equally many and at least one, "
+            f"got {describe(cases)} of {' and '.join(map(str, counts)) or 'no'} entries"
         )
     return cases
+
+
+def _texts(row: Row, column: str) -> list[str]:
+    texts = cell(row, column)
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{row.origin}: column '{column}' must be a list of texts, not empty, got {describe(texts)}")
+    return list(texts)
 
 
 def _of_task(row: Row, task: str) -> None:

@@ -16,12 +16,11 @@ from proximo.data.readers.text_files import (
     begins_with,
     document_rows,
     file_lines,
-    read_file_text,
     refuse_other_than_text,
 )
 from proximo.data.rows import Row, nearest
 from proximo.distributed.world import current
-from proximo.errors import ConfigError, DataError
+from proximo.errors import DataError
 from proximo.hub import is_local
 from proximo.message_text import count_of
 from proximo.user_code import IMPORT_PATH
@@ -38,53 +37,37 @@ _FORMATS: dict[str, Format] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceCount:
-    """How many rows of a source were read, and how many are in the phase and the mixture."""
-
-    source: str
-    num_read: int
-    num_used: int
-
-    def __str__(self) -> str:
-        """`train.jsonl: 500 of 2,000 rows`."""
-        return f"{self.source}: {self.num_used:,} of {count_of(self.num_read, 'row')}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RowSet:
-    """Rows ready to be used, source after source in file order, and how many each source gave."""
+    """Rows ready to be used, source after source in file order."""
 
     rows: Sequence[Row]
-    counts: tuple[SourceCount, ...]
-
-    def __str__(self) -> str:
-        """One line with the counts of all sources."""
-        return "; ".join(map(str, self.counts))
+    description: str
+    """How many rows each source gave, of those that it has: `train.jsonl: 500 of 2,000 rows`."""
 
 
 def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase | None = None) -> RowSet:
     """Reads all sources, takes the phase's part of each, and mixes them by their weights.
 
-    Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
-    epoch are the weights, no row twice: the source that runs out first gives all, the others a draw made with `seed`.
-    `max_rows` cuts a source before anything else. Large lists are kept on disk (`large_lists.py`). Raises DataError
-    naming source and row, and ConfigError if only some sources have weights.
+    Without weights every row of every source is used once an epoch. With weights, which all sources have or none, the
+    shares of the sources in an epoch are the weights, no row twice: the source that runs out first gives all, the
+    others a draw made with `seed`. `max_rows` cuts a source before anything else. Large lists are kept on disk
+    (`large_lists.py`). Raises DataError naming source and row.
     """
-    weights = _weights(sources)
+    weights = [source.weight for source in sources if source.weight is not None]
     read = [read_source(source, name=name) for source, name in zip(sources, _short_names(sources), strict=True)]
     parts = [_part(rows, source, phase) for rows, source in zip(read, sources, strict=True)]
-    if weights is not None:
+    if weights:
         wanted = mixture_counts([len(rows) for rows in parts], weights)
         parts = [
             collected(rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index))
             for source_index, (rows, count) in enumerate(zip(parts, wanted, strict=True))
         ]
-    counts = tuple(
-        SourceCount(source=source.path, num_read=len(all_rows), num_used=len(rows))
-        for source, all_rows, rows in zip(sources, read, parts, strict=True)
-    )
     rows = parts[0] if len(parts) == 1 else collected(row for rows in parts for row in rows)
-    return RowSet(rows=rows, counts=counts)
+    counts = [
+        f"{source.path}: {len(part):,} of {count_of(len(whole), 'row')}"
+        for source, whole, part in zip(sources, read, parts, strict=True)
+    ]
+    return RowSet(rows=rows, description="; ".join(counts))
 
 
 def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
@@ -98,18 +81,6 @@ def read_source(source: DataSource, *, name: str = "") -> Sequence[Row]:
 def _mapped(row: Row, source: DataSource) -> Row:
     row = with_columns(row, source.columns)
     return row if source.problems is None else as_problem(row, source.problems, source.template)
-
-
-def _weights(sources: Sequence[DataSource]) -> list[float] | None:
-    if not sources:
-        raise ConfigError("no source of data is given")
-    weights = [source.weight for source in sources if source.weight is not None]
-    if not weights:
-        return None
-    if len(weights) < len(sources):
-        without = [source.path for source in sources if source.weight is None]
-        raise ConfigError(f"either every source has a weight or none has; without: {', '.join(without)}")
-    return weights
 
 
 def _part(rows: Sequence[Row], source: DataSource, phase: DataPhase | None) -> Sequence[Row]:
@@ -164,7 +135,7 @@ def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[
         case "jsonl":
             return json_line_rows(file_lines(path, source.path, line_word="row"), source.path)
         case "json":
-            return json_array_rows(read_file_text(path, source.path), source.path)
+            return json_array_rows("".join(file_lines(path, source.path)), source.path)
         case "csv":
             delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
             return csv_rows(file_lines(path, source.path), source.path, delimiter=delimiter)

@@ -4,7 +4,6 @@ Every cell of CSV is text, which its user converts. The others are read by pyarr
 """
 
 import csv
-import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,12 @@ from proximo.data.rows import Row, nearest
 from proximo.errors import DataError
 from proximo.hub import nearest_path, within_reach
 
+_NOT_CSV = {
+    "end of data": "a quote is opened and never closed; the file is cut off or a quote is stray",
+    "new-line": "a carriage return stands alone outside quotes; save the file with line ends of \\n",
+}
+"""Part of an error of the csv module -> what it means."""
+
 
 def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iterator[Row]:
     """Rows of a table whose first line names the columns; quoting as in RFC 4180, blank lines are skipped.
@@ -22,43 +27,31 @@ def csv_rows(lines: Iterable[str], source: str, *, delimiter: str = ",") -> Iter
 
     Raises DataError for a column named twice, a row with too few or too many cells, and a quote that is never closed.
     """
-    parsed = _parsed(lines, source, delimiter)
-    columns = _columns(next(cells for _, cells in parsed if cells), source)
+    # The csv module's own is 131,072 characters, which long documents exceed; it is put back afterwards.
+    limit = csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    columns: list[str] = []
     number = 0
-    for line, cells in parsed:
-        if cells:
+    try:
+        for cells in filter(None, reader):
+            if not columns:
+                columns = _columns(cells, source)
+                continue
             number += 1
-            row = Row(source=source, number=number, line=line, values={})
+            row = Row(
+                source=source, number=number, line=reader.line_num, values=dict(zip(columns, cells, strict=False))
+            )
             if len(cells) != len(columns):
-                _refuse_width(row, cells, columns)
-            yield Row(source=source, number=number, line=line, values=dict(zip(columns, cells, strict=True)))
-
-
-def _parsed(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(_with_old_line_ends(lines), delimiter=delimiter, strict=True)
-    while True:
-        # The csv module's limit is 131,072 characters, which long documents exceed; it is restored afterwards.
-        limit = csv.field_size_limit(sys.maxsize)
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            cut_off = "end of data" in str(error)
-            reason = "a quote is opened and never closed; the file is cut off or a quote is stray" if cut_off else error
-            raise DataError(f"{source}, line {reader.line_num}: not valid CSV: {reason}") from error
-        finally:
-            csv.field_size_limit(limit)
-        yield reader.line_num, cells
-
-
-def _with_old_line_ends(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, split also at lone carriage returns, which old programs write."""
-    for line in lines:
-        if "\r" in line.removesuffix("\r\n"):
-            yield from io.StringIO(line, newline="")
-        else:
-            yield line
+                raise DataError(
+                    f"{row.origin}: {len(cells)} cells, but the header has {len(columns)} columns "
+                    f"({', '.join(columns)}); is a cell missing, or does one with a comma need quotes?"
+                )
+            yield row
+    except csv.Error as error:
+        reason = next((told for part, told in _NOT_CSV.items() if part in str(error)), error)
+        raise DataError(f"{source}, line {reader.line_num}: not valid CSV: {reason}") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _columns(header: list[str], source: str) -> list[str]:
@@ -67,15 +60,6 @@ def _columns(header: list[str], source: str) -> list[str]:
         if columns.count(name) > 1:
             raise DataError(f"{source}: the header names the column '{name}' twice")
     return columns
-
-
-def _refuse_width(row: Row, cells: list[str], columns: list[str]) -> None:
-    relation = "fewer" if len(cells) < len(columns) else "more"
-    hint = "the row is cut off or a cell is missing" if relation == "fewer" else "a cell with a comma needs quotes"
-    raise DataError(
-        f"{row.origin}: {len(cells)} cells, {relation} than the {len(columns)} columns of the header "
-        f"({', '.join(columns)}); {hint}"
-    )
 
 
 def parquet_rows(path: Path, source: str) -> Iterator[Row]:
@@ -105,7 +89,10 @@ def disk_rows(path: Path, source: str, *, split: str) -> Iterator[Row]:
     except (DatasetsError, OSError, ValueError) as error:
         raise DataError(f"{source}: the save_to_disk folder cannot be read: {error}") from error
     if isinstance(loaded, datasets.DatasetDict):
-        loaded = _split_of(loaded, split, source)
+        if split not in loaded:
+            found = ", ".join(f"'{name}'" for name in loaded)
+            raise DataError(f"{source}: no split '{split}'; the folder has {found}{nearest(split, loaded)}")
+        loaded = loaded[split]
     return _numbered(loaded, source)
 
 
@@ -125,13 +112,6 @@ def hub_rows(name: str, source: str, *, split: str, subset: str | None) -> Itera
             f"(split '{split}', subset {subset!r}): {error}{hint}"
         ) from error
     return _numbered(loaded, source)
-
-
-def _split_of(splits: Any, wanted: str, source: str) -> Any:
-    if wanted in splits:
-        return splits[wanted]
-    found = ", ".join(f"'{name}'" for name in splits)
-    raise DataError(f"{source}: no split '{wanted}'; the folder has {found}{nearest(wanted, splits)}")
 
 
 def _numbered(dataset: Any, source: str) -> Iterator[Row]:

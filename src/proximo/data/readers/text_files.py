@@ -21,23 +21,26 @@ _NOT_TEXT = {
 
 
 def file_lines(path: Path, label: str, *, line_word: str = "line") -> Iterator[str]:
-    """The lines of a UTF-8 file with their line ends, read lazily. Raises DataError as `read_file_text`.
+    """The lines of a UTF-8 file with their line ends, without a byte order mark, read lazily.
 
-    Only "\\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at.
+    Only "\\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at. `line_word`: the
+    word for a line in messages ("row" if each line is a row). Raises DataError for a file that cannot be read, is
+    empty, is compressed or UTF-16, or holds bytes that are not UTF-8 (naming line and byte).
     """
     is_empty = True
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                content = line.removeprefix(_UTF8_MARK) if number == 1 else line
+                content = line
                 if number == 1:
+                    content = line.removeprefix(_UTF8_MARK)
                     refuse_other_than_text(content, label)
                 is_empty = is_empty and not content.strip()
-                yield _decode(content, label, line_word, first_line=number)
+                yield _decode(content, f"{label}, {line_word} {number}")
     except OSError as error:
         raise DataError(f"{label}: the file cannot be read: {error.strerror or error}") from error
     if is_empty:
-        raise _empty(path, label)
+        raise DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
 
 
 def begins_with(mark: bytes, path: Path) -> bool:
@@ -50,27 +53,6 @@ def begins_with(mark: bytes, path: Path) -> bool:
     return first.startswith(mark)
 
 
-def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
-    """The contents of a UTF-8 file, without a byte order mark at its start.
-
-    `line_word`: the word for a line in messages ("row" if each line is a row). Raises DataError for a file that
-    cannot be read, is empty, is compressed or UTF-16, or holds bytes that are not UTF-8 (naming line and byte).
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{label}: the file cannot be read: {error.strerror or error}") from error
-    data = data.removeprefix(_UTF8_MARK)
-    if not data.strip():
-        raise _empty(path, label)
-    refuse_other_than_text(data, label)
-    return _decode(data, label, line_word)
-
-
-def _empty(path: Path, label: str) -> DataError:
-    return DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
-
-
 def refuse_other_than_text(data: bytes, label: str) -> None:
     """Raises DataError for data that begins like a compressed file, a table or text in another encoding."""
     for beginning, reason in _NOT_TEXT.items():
@@ -78,26 +60,15 @@ def refuse_other_than_text(data: bytes, label: str) -> None:
             raise DataError(f"{label}: {reason}")
 
 
-def _decode(data: bytes, label: str, line_word: str, *, first_line: int = 1) -> str:
+def _decode(line: bytes, place: str) -> str:
     try:
-        text = data.decode()
+        text = line.decode()
     except UnicodeDecodeError as error:
-        line, byte = _place(data, error.start, first_line)
-        raise DataError(
-            f"{label}, {line_word} {line}: byte {byte} of the line (0x{data[error.start]:02x}) is not UTF-8; "
-            "save the file as UTF-8"
-        ) from error
+        wrong = f"byte {error.start + 1} of the line (0x{line[error.start]:02x})"
+        raise DataError(f"{place}: {wrong} is not UTF-8; save the file as UTF-8") from error
     if "\x00" in text:
-        line, byte = _place(data, data.index(b"\x00"), first_line)
-        raise DataError(
-            f"{label}, {line_word} {line}: byte {byte} of the line is NUL; the file is UTF-16 or not text at all"
-        )
+        raise DataError(f"{place} holds NUL; the file is UTF-16 or not text at all")
     return text
-
-
-def _place(data: bytes, offset: int, first_line: int) -> tuple[int, int]:
-    line_start = data.rfind(b"\n", 0, offset) + 1
-    return data.count(b"\n", 0, offset) + first_line, offset - line_start + 1
 
 
 def document_rows(lines: Iterable[str], source: str, *, separator: str | None) -> Iterator[Row]:

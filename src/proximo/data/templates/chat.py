@@ -9,16 +9,18 @@ before its text.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.formats.prompt_response import no_template
-from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text
+from proximo.data.templates.conversation_text import DUMMY, check_template, conversation_text, writes_tools
 from proximo.data.templates.ignored_content import unread
 from proximo.data.templates.limits import RenderingError, TemplateLimitError, try_template
 from proximo.data.templates.turn_ends import end_of_turn, runs_of_marks
@@ -53,6 +55,7 @@ def render_conversation(
     """
     template = ChatTemplate(encoder, origin, variables or {})
     asked = template.text(prompt, open_reply=True)
+    template.check_tools()
     try:
         segments = _segments(template, prompt, asked, open_reply=True)
     except _RewrittenError as rewritten:
@@ -68,7 +71,8 @@ def render_conversation(
             end = encoder.end(reply[-1].text if reply else "")
             reply += [replace(segment, is_context=_is_context(response[-1])) for segment in end]
         answered.append(tuple(reply))
-    return Rendered(prompt=tuple(segments), responses=tuple(answered), unread=template.unread(prompt, responses))
+    ignored = unread(template.source, chain(prompt, *responses), template.variables)
+    return Rendered(prompt=tuple(segments), responses=tuple(answered), unread=ignored)
 
 
 def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
@@ -130,18 +134,25 @@ class ChatTemplate:
 
     def try_out(self) -> None:
         """Renders a question in a child process. Raises ModelError for a template beyond the limits."""
-        try:
+        with self._limits_named():
             try_template(self.source, self.tokens)
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
+
+    def check_tools(self) -> None:
+        """Raises RenderingError if the row has tools and the template never writes any."""
+        with self._limits_named():
+            if "tools" not in self.variables or writes_tools(self.source, self.tokens):
+                return
+        raise RenderingError(
+            f"{self.origin}: the chat template of '{self.encoder.name}' does not write tools, so a model would learn "
+            "without having seen them: give a template that does as tokenizer.chat_template, or leave them out: "
+            "`columns: {tools: ''}`"
+        )
 
     @property
     def ending(self) -> str:
         """The end of an assistant's turn: special tokens, or plain text; "" if there is none."""
-        try:
+        with self._limits_named():
             return _ending(self.source, self.tokens, self.encoder.marks, self.eos)
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
 
     def text(self, messages: Sequence[Message], *, open_reply: bool, variables: Mapping[str, Any] | None = None) -> str:
         """The rendering, with the words that open the assistant's turn if `open_reply`.
@@ -150,9 +161,8 @@ class ChatTemplate:
         """
         given = self.variables if variables is None else variables
         try:
-            return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
-        except TemplateLimitError as error:
-            raise self._beyond(error) from error
+            with self._limits_named():
+                return conversation_text(self.source, self.tokens, messages, open_reply=open_reply, variables=given)
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is not valid "
@@ -164,15 +174,6 @@ class ChatTemplate:
                 f"{self.origin}: the chat template of '{self.encoder.name}' refuses the messages (roles: {roles}): "
                 f"{error}"
             ) from error
-
-    def unread(self, prompt: Sequence[Message], responses: Sequence[Sequence[Message]]) -> tuple[str, ...]:
-        """The keys of these messages, and the row's variables, that the template ignores."""
-        views = [(prompt, True), *(([*prompt, *response], False) for response in responses)]
-
-        def render(messages: Sequence[Message], is_open: bool, variables: Mapping[str, Any]) -> str:
-            return self.text(messages, open_reply=is_open, variables=variables)
-
-        return unread(render, views, self.variables, source=self.source, origin=self.origin, name=self.encoder.name)
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
         """The text before and after the content of the last message; None if that is not in exactly one place."""
@@ -206,28 +207,26 @@ class ChatTemplate:
 
     def refuse(self, turn: int, learned: Learned) -> ModelError:
         """The error for a template whose rendering does not separate the learned turns from the rest."""
-        name = f"{self.origin}: the chat template of '{self.encoder.name}'"
         what_to_do = (
             "to learn the last turn alone, set train_on: last_response"
             if learned == "all"
             else "give responses of one turn, with the earlier ones in the prompt"
         )
-        if turn == 0:
-            return ModelError(
-                f"{name} does not show what comes before message 1, with which the assistant begins, so the tokens "
-                f"that it wrote there are unknown; {what_to_do}, or leave that turn out"
-            )
         return ModelError(
-            f"{name} renders message {turn + 1} in another way once later turns follow, so the tokens that the "
-            f"assistant wrote there are unknown; {what_to_do}; to learn every turn, give a template that "
-            "renders each turn in one way"
+            f"{self.origin}: the chat template of '{self.encoder.name}' renders message {turn + 1} in another way with "
+            f"the turns around it, so the tokens that the assistant wrote there are unknown; {what_to_do}; to learn "
+            "every turn, give a template that renders each turn in one way"
         )
 
-    def _beyond(self, error: TemplateLimitError) -> TemplateLimitError:
-        return TemplateLimitError(
-            f"{self.origin}: the chat template of '{self.encoder.name}' could not be rendered: {error}; give another "
-            "as tokenizer.chat_template"
-        )
+    @contextmanager
+    def _limits_named(self) -> Generator[None]:
+        try:
+            yield
+        except TemplateLimitError as error:
+            raise TemplateLimitError(
+                f"{self.origin}: the chat template of '{self.encoder.name}' could not be rendered: {error}; give "
+                "another as tokenizer.chat_template"
+            ) from error
 
 
 def check_syntax(template: str) -> None:

@@ -6,8 +6,8 @@ not know.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -18,9 +18,8 @@ from proximo.records import Message
 DUMMY = "kvxqz"
 """Placeholder for the words of a turn, to find the text around them."""
 _ASKED: Message = {"role": "user", "content": "a"}
-_TOOL = {"type": "function", "function": {"name": "b", "description": "b", "parameters": {"type": "object"}}}
-Render = Callable[[list[dict[str, Any]], Mapping[str, Any]], str]
-"""Renders messages with the variables of a template. Raises TemplateError if it refuses them."""
+_TOOL_NAME = "wjqyz"
+_TOOL = {"type": "function", "function": {"name": _TOOL_NAME, "description": "b", "parameters": {"type": "object"}}}
 
 
 class CallForm(NamedTuple):
@@ -48,30 +47,42 @@ FORMS = (CallForm(), CallForm(False, True), CallForm(True, True), CallForm(True,
 """Forms in the order of trying; the first that a template writes completely is used."""
 
 
-def call_form(render: Render) -> CallForm | None:
+@lru_cache(maxsize=64)
+def _call_form(source: str, tokens: str) -> CallForm | None:
     """The form in which a template writes the name and the arguments of a call; None if there is none."""
     wanted = (DUMMY, f"{DUMMY}{DUMMY[-1]}")
     for form in FORMS:
-        text = _tried(render, form.messages([_ASKED, _calling(*wanted)]))
-        if text is not None and all(word in text for word in wanted):
+        text = _tried(source, tokens, form.messages([_ASKED, _calling(*wanted)]), open_reply=False)
+        if all(word in text for word in wanted):
             return form
     return None
 
 
-def writes_results(render: Render, form: CallForm | None) -> bool:
+@lru_cache(maxsize=64)
+def _writes_results(source: str, tokens: str) -> bool:
     """Whether a template writes the result of a tool."""
+    form = _call_form(source, tokens)
     calls = [] if form is None else [_calling("b", "c")]
     returned = {"role": "tool", "name": "b", "tool_call_id": "a1b2c3d4e", "content": DUMMY}
-    return DUMMY in (_tried(render, (form or FORMS[0]).messages([_ASKED, *calls, returned])) or "")
+    return DUMMY in _tried(source, tokens, (form or FORMS[0]).messages([_ASKED, *calls, returned]), open_reply=True)
 
 
-def _tried(render: Render, messages: list[dict[str, Any]]) -> str | None:
+@lru_cache(maxsize=64)
+def writes_tools(source: str, tokens: str) -> bool:
+    """Whether a template writes the variable `tools`, be it only with a system message."""
+    asked = [dict(_ASKED)]
+    tries = (asked, [{"role": "system", "content": "a"}, *asked])
+    return any(_TOOL_NAME in _tried(source, tokens, messages, open_reply=True) for messages in tries)
+
+
+def _tried(source: str, tokens: str, messages: list[dict[str, Any]], *, open_reply: bool) -> str:
+    """The rendering of messages with a tool; "" if the template refuses them."""
     try:
-        return render(messages, {"tools": [_TOOL]})
+        return _rendered(source, tokens, messages, {"tools": [_TOOL]}, open_reply=open_reply)
     except TemplateSyntaxError:
         raise
     except TemplateError:
-        return None
+        return ""
 
 
 def _calling(name: str, argument: str) -> Message:
@@ -130,13 +141,3 @@ def check_template(source: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render_jinja_template(conversations=[], chat_template=source)
-
-
-@lru_cache(maxsize=64)
-def _call_form(source: str, tokens: str) -> CallForm | None:
-    return call_form(partial(_rendered, source, tokens, open_reply=False))
-
-
-@lru_cache(maxsize=64)
-def _writes_results(source: str, tokens: str) -> bool:
-    return writes_results(partial(_rendered, source, tokens, open_reply=True), _call_form(source, tokens))

@@ -92,15 +92,13 @@ def limit_error(limit: str) -> TemplateLimitError:
 class _Watchdog:
     """A thread that looks at the renderings of all threads, and raises `_OverdueError` in one that is beyond its time.
 
-    It compares the processor time of each thread, so the load of the machine ends no rendering. While nothing is
-    rendered it waits.
+    It compares the processor time of each thread, so the load of the machine ends no rendering.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[int, float] = {}
         """Thread -> its processor time at which its rendering must have ended."""
-        self._begun = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -112,7 +110,6 @@ class _Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="chat template watchdog", daemon=True)
                 self._thread.start()
-        self._begun.set()
         try:
             yield
         finally:
@@ -122,14 +119,11 @@ class _Watchdog:
 
     def _watch(self) -> None:
         while True:
-            self._begun.wait()
             time.sleep(WATCH_SECONDS)
             with self._lock:
                 for thread in [each for each, end in self._ends.items() if _seconds_of(each) > end]:
                     del self._ends[thread]
                     _raise_overdue_in(thread)
-                if not self._ends:
-                    self._begun.clear()
 
 
 def _seconds_of(thread: int) -> float:

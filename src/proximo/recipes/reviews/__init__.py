@@ -1,1 +1,1 @@
-"""The embedded example: generated product reviews (`review_rows.py`) and their exact score (`gold.py`)."""
+"""The embedded example: made-up product reviews (`review_rows.py`) and their exact score (`gold.py`)."""

@@ -107,7 +107,7 @@ def shape(sentences: Sequence[str]) -> float:
     """The smaller of two: right length (3 to 4 sentences), and share of neighbours in order, opening to closing."""
     number = len(sentences)
     length = min(number / SHORTEST, 1.0, max(0.0, 1 - (number - LONGEST) / 4))
-    roles = [clauses[0].frame.role for clauses in map(read_sentence, sentences) if clauses]
+    roles = [clauses[0].role for clauses in map(read_sentence, sentences) if clauses]
     in_order = [before <= after for before, after in pairwise(roles)]
     return min(length, sum(in_order) / len(in_order) if in_order else 1.0)
 

@@ -1,14 +1,14 @@
-"""The grammar of the embedded example: sentences are written from frames and read back by the same frames.
+"""The grammar of the embedded example, by which the gold score reads a review.
 
 A sentence is one clause, or two clauses of parts joined by "and" (both praise or both blame) or by "but" (one praises,
-the other blames).
+the other blames). A clause is a frame with a word in each of its slots.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 from proximo.recipes.reviews.words import (
     ADVERBS,
@@ -32,8 +32,7 @@ class SentenceRole(IntEnum):
     CLOSING = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per frame: hashed by identity, which is fast
-class Frame:
+class Frame(NamedTuple):
     """A clause with open slots. `sign`: 1 keeps the opinion of the word in the slot, -1 reverses it."""
 
     role: SentenceRole
@@ -43,40 +42,38 @@ class Frame:
     """The opinion (1 or -1) of a frame that needs no opinion word."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clause:
-    """A clause that was read: its frame, the word in each slot, and its opinion (1 good, -1 bad, 0 none)."""
+class Clause(NamedTuple):
+    """A clause that was read, and its opinion (1 good, -1 bad, 0 none)."""
 
-    frame: Frame
-    words: Mapping[str, str]
+    role: SentenceRole
     opinion: int
 
 
 FRAMES = (
-    Frame(role=SentenceRole.OPENING, text="{who} {did} the {noun} {when}"),
-    Frame(role=SentenceRole.OPENING, text="this is about the {noun}"),
-    Frame(role=SentenceRole.OPENING, text="{who} had high hopes for the {noun}"),
-    Frame(role=SentenceRole.OPENING, text="a friend told me about the {noun}"),
-    Frame(role=SentenceRole.PART, text="the {part} {is} {adjective}"),
-    Frame(role=SentenceRole.PART, text="the {parts} {are} {adjective}"),
-    Frame(role=SentenceRole.PART, text="the {part} {is} {adverb} {adjective}"),
-    Frame(role=SentenceRole.PART, text="the {parts} {are} {adverb} {adjective}"),
-    Frame(role=SentenceRole.PART, text="the {part} {is} not {adjective}", sign=-1),
-    Frame(role=SentenceRole.PART, text="the {parts} {are} not {adjective}", sign=-1),
-    Frame(role=SentenceRole.PART, text="{who} {feel} the {any_part}"),
-    Frame(role=SentenceRole.VERDICT, text="{summary} it {is} a {a_adjective} {noun}"),
-    Frame(role=SentenceRole.VERDICT, text="{summary} it {is} an {an_adjective} {noun}"),
-    Frame(role=SentenceRole.VERDICT, text="{summary} the {noun} {is} {adjective}"),
-    Frame(role=SentenceRole.VERDICT, text="{summary} the {noun} {is} not {adjective}", sign=-1),
-    Frame(role=SentenceRole.VERDICT, text="{summary} {who} {feel} the {noun}"),
-    Frame(role=SentenceRole.CLOSING, text="i recommend it", states=1),
-    Frame(role=SentenceRole.CLOSING, text="it is worth the money", states=1),
-    Frame(role=SentenceRole.CLOSING, text="you should try it", states=1),
-    Frame(role=SentenceRole.CLOSING, text="it made my day", states=1),
-    Frame(role=SentenceRole.CLOSING, text="i do not recommend it", states=-1),
-    Frame(role=SentenceRole.CLOSING, text="it is not worth the money", states=-1),
-    Frame(role=SentenceRole.CLOSING, text="you should avoid it", states=-1),
-    Frame(role=SentenceRole.CLOSING, text="i want my money back", states=-1),
+    Frame(SentenceRole.OPENING, "{who} {did} the {noun} {when}"),
+    Frame(SentenceRole.OPENING, "this is about the {noun}"),
+    Frame(SentenceRole.OPENING, "{who} had high hopes for the {noun}"),
+    Frame(SentenceRole.OPENING, "a friend told me about the {noun}"),
+    Frame(SentenceRole.PART, "the {part} {is} {adjective}"),
+    Frame(SentenceRole.PART, "the {parts} {are} {adjective}"),
+    Frame(SentenceRole.PART, "the {part} {is} {adverb} {adjective}"),
+    Frame(SentenceRole.PART, "the {parts} {are} {adverb} {adjective}"),
+    Frame(SentenceRole.PART, "the {part} {is} not {adjective}", sign=-1),
+    Frame(SentenceRole.PART, "the {parts} {are} not {adjective}", sign=-1),
+    Frame(SentenceRole.PART, "{who} {feel} the {any_part}"),
+    Frame(SentenceRole.VERDICT, "{summary} it {is} a {a_adjective} {noun}"),
+    Frame(SentenceRole.VERDICT, "{summary} it {is} an {an_adjective} {noun}"),
+    Frame(SentenceRole.VERDICT, "{summary} the {noun} {is} {adjective}"),
+    Frame(SentenceRole.VERDICT, "{summary} the {noun} {is} not {adjective}", sign=-1),
+    Frame(SentenceRole.VERDICT, "{summary} {who} {feel} the {noun}"),
+    Frame(SentenceRole.CLOSING, "i recommend it", states=1),
+    Frame(SentenceRole.CLOSING, "it is worth the money", states=1),
+    Frame(SentenceRole.CLOSING, "you should try it", states=1),
+    Frame(SentenceRole.CLOSING, "it made my day", states=1),
+    Frame(SentenceRole.CLOSING, "i do not recommend it", states=-1),
+    Frame(SentenceRole.CLOSING, "it is not worth the money", states=-1),
+    Frame(SentenceRole.CLOSING, "you should avoid it", states=-1),
+    Frame(SentenceRole.CLOSING, "i want my money back", states=-1),
 )
 
 PRAISE = frozenset((*GOOD, *LIKED, *(word for kind in KINDS for word in kind.good)))
@@ -110,44 +107,22 @@ def opinion_of(word: str) -> int:
     return (word in PRAISE) - (word in BLAME)
 
 
-@cache
-def slots_of(frame: Frame) -> tuple[str, ...]:
-    """The names of the open slots, in order."""
-    return tuple(re.findall(r"{(\w+)}", frame.text))
-
-
 def _pattern(frame: Frame) -> re.Pattern[str]:
-    def alternatives(slot: re.Match[str]) -> str:
-        return f"(?P<{slot[1]}>{'|'.join(SLOTS[slot[1]])})"
-
-    return re.compile(re.sub(r"{(\w+)}", alternatives, frame.text))
+    slots = {slot: f"(?P<{slot}>{'|'.join(words)})" for slot, words in SLOTS.items()}
+    return re.compile(frame.text.format_map(slots))
 
 
-def _by_first_word() -> dict[str, tuple[tuple[Frame, re.Pattern[str]], ...]]:
-    """The possible frames of a clause by its first word, so that few have to be tried."""
-    patterns_by_word: dict[str, list[tuple[Frame, re.Pattern[str]]]] = {}
-    for frame in FRAMES:
-        beginning = frame.text.split()[0]
-        beginnings = SLOTS[beginning[1:-1]] if beginning.startswith("{") else (beginning,)
-        pattern = _pattern(frame)
-        for word in dict.fromkeys(text.split()[0] for text in beginnings):
-            patterns_by_word.setdefault(word, []).append((frame, pattern))
-    return {word: tuple(patterns) for word, patterns in patterns_by_word.items()}
-
-
-PATTERNS = _by_first_word()
+PATTERNS = [(frame, _pattern(frame)) for frame in FRAMES]
 BETWEEN = re.compile(r"(?<=\.) ")
 LONE_I = re.compile(r"\bi\b")
 
 
 def read_clause(text: str) -> Clause | None:
     """`text` (lower case, no full stop) as a clause; None if no frame fits."""
-    for frame, pattern in PATTERNS.get(text.partition(" ")[0], ()):
-        match = pattern.fullmatch(text)
-        if match is not None:
-            words = match.groupdict()
-            voiced = sum(opinion_of(word) for slot, word in words.items() if slot in OPINION_SLOTS)
-            return Clause(frame=frame, words=words, opinion=frame.states or frame.sign * voiced)
+    for frame, pattern in PATTERNS:
+        if match := pattern.fullmatch(text):
+            voiced = sum(opinion_of(word) for slot, word in match.groupdict().items() if slot in OPINION_SLOTS)
+            return Clause(frame.role, frame.states or frame.sign * voiced)
     return None
 
 
@@ -159,23 +134,11 @@ def read_sentence(sentence: str) -> tuple[Clause, ...]:
         halves = text.split(conjunction)
         if len(halves) == 2:
             clauses = tuple(clause for clause in map(read_clause, halves) if clause is not None)
-            parts = all(clause.frame.role is SentenceRole.PART for clause in clauses)
+            parts = all(clause.role is SentenceRole.PART for clause in clauses)
             joined = len(clauses) == 2 and parts and clauses[0].opinion * clauses[1].opinion == product
             return clauses if joined else ()
     clause = read_clause(text)
     return () if clause is None else (clause,)
-
-
-@lru_cache(maxsize=1 << 16)
-def words_in(sentence: str) -> frozenset[str]:
-    """The words in the slots of a sentence; none if it cannot be read."""
-    return frozenset(word for clause in read_sentence(sentence) for word in clause.words.values())
-
-
-def write_sentence(text: str) -> str:
-    """`text` (lower case) as a sentence: a capital at the start, "I" for "i", a full stop at the end."""
-    upright = LONE_I.sub("I", text)
-    return upright[:1].upper() + upright[1:] + "."
 
 
 def split_sentences(review: str) -> list[str]:
@@ -184,5 +147,6 @@ def split_sentences(review: str) -> list[str]:
 
 
 def well_formed(sentence: str) -> bool:
-    """Whether the grammar reads the sentence and would write it with the same letters."""
-    return bool(read_sentence(sentence)) and sentence == write_sentence(sentence.removesuffix(".").lower())
+    """Whether the grammar reads the sentence, and it has a capital at its start, "I" for "i", and a full stop."""
+    upright = LONE_I.sub("I", sentence.removesuffix(".").lower())
+    return bool(read_sentence(sentence)) and sentence == upright[:1].upper() + upright[1:] + "."

@@ -7,11 +7,10 @@ own opinion words; every other word serves all kinds. All words are lower case, 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per kind: hashed by identity, which is fast
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """One kind of thing, with the words that fit it and no other kind."""
 
-    name: str
     nouns: tuple[str, ...]
     """Nouns of the things."""
     traits: tuple[str, ...]
@@ -34,7 +33,6 @@ STORIES = ("{} about two sisters", "{} about a thief", "{} about the sea", "{} a
 
 KINDS = (
     Kind(
-        name="kitchenware",
         nouns=("kettle", "toaster", "blender", "teapot", "pan", "mixer"),
         traits=GOODS,
         did="bought",
@@ -44,7 +42,6 @@ KINDS = (
         bad=("flimsy", "clumsy"),
     ),
     Kind(
-        name="lodging",
         nouns=("hotel", "cabin", "hostel", "inn", "lodge", "motel"),
         traits=PLACES,
         did="stayed at",
@@ -54,7 +51,6 @@ KINDS = (
         bad=("dirty", "shabby"),
     ),
     Kind(
-        name="food",
         nouns=("cafe", "bakery", "diner", "tavern", "bistro", "canteen"),
         traits=PLACES,
         did="ate at",
@@ -64,7 +60,6 @@ KINDS = (
         bad=("bland", "stale"),
     ),
     Kind(
-        name="film",
         nouns=("film", "movie", "comedy", "drama", "western", "musical"),
         traits=STORIES,
         did="watched",

@@ -45,14 +45,14 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
     found = load_rows(as_sources(data.sources), seed=seed, phase=phase)
     if data.evaluation_sources is not None:
         held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows
-        return SplitRows(training=found.rows, held_out=held_out, description=str(found))
+        return SplitRows(training=found.rows, held_out=held_out, description=found.description)
     kept, held = hold_out(len(found.rows), data.held_out_rows, seed=seed)
     asked = f" (at most a fifth; held_out_rows asks for {data.held_out_rows:,})"
     bounded = "" if len(held) == data.held_out_rows else asked
     return SplitRows(
         training=collected(found.rows[i] for i in kept) if held else found.rows,
         held_out=collected(found.rows[i] for i in held),
-        description=f"{found}; held out: {len(held):,}{bounded}" if bounded else str(found),
+        description=found.description + (f"; held out: {len(held):,}{bounded}" if bounded else ""),
         bounded=bounded,
     )
 
