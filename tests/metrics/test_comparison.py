@@ -47,7 +47,7 @@ def ppo_run(
     return folder
 
 
-def rows(found: Any) -> dict[str, tuple[str | None, ...]]:
+def rows(found: Any) -> dict[str, tuple[Any, ...]]:
     return {row.name: row.cells for row in found}
 
 
@@ -122,9 +122,9 @@ def test_figures_stand_beside_each_other_where_they_are_of_the_same_metric(tmp_p
         return {name: value for name, value in line.items() if not name.startswith("evaluation/")}
 
     found = compared(named(ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", change=untested)), key="k")
-    figures = {row.name: row.cells for row in found.figures}
+    figures = rows(found.figures)
     (held_out, none), (no_training, training) = figures["Score"], figures["Score, training"]
-    assert (held_out.before, held_out.change, held_out.verdict) == ("-0.40", "+2.21", "better")
+    assert (held_out.shown_before, held_out.change, held_out.verdict) == ("-0.40", "+2.21", "better")
     assert training is not None
     assert (none, no_training) == (None, None)
 
@@ -150,9 +150,9 @@ def test_answers_to_the_same_prompt_stand_side_by_side_and_others_are_left_out(t
             line["prompt_id"] = f"{name}{line['prompt_id'][1:]}"
         write_lines(tmp_path / name / "samples.jsonl", answers)
     found = compared(named(*(tmp_path / name for name in "abc")), key="k").samples
-    assert [(each.prompt, [(run.label, answer.response) for run, answer in each.answers]) for each in found] == [
-        ("Write about item 0:", [("a", "a 0"), ("b", "b 0"), ("c", "c 0")]),
-        ("Write about item 2:", [("a", "a 2"), ("b", "b 2")]),
+    assert [(each.name, [answer and answer.response for answer in each.cells]) for each in found] == [
+        ("Write about item 0:", ["a 0", "b 0", "c 0"]),
+        ("Write about item 2:", ["a 2", "b 2", None]),
     ]
 
 

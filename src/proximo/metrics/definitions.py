@@ -156,7 +156,6 @@ class Curve:
     """True if the y axis must include 0."""
     guide: float | None = None
     """Height of a dotted reference line."""
-    stacked: bool = False
 
     def draws(self, *traces: Trace, healthy: str) -> "Curve":
         """The curve with its series, and with the text about healthy runs."""

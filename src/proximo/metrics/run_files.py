@@ -122,6 +122,13 @@ class Run:
     def last_step(self) -> int | None:
         return int(self.lines[-1]["step"]) if self.lines else None
 
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        if self.outcome is None or self.outcome.state != "failed":
+            return None
+        return self.outcome.reason or "no reason given"
+
     def series(self, name: str) -> Series:
         """The values of a metric; empty if the run does not have it."""
         points = [(int(line["step"]), line[name]) for line in self.lines if name in line]

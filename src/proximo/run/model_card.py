@@ -19,7 +19,6 @@ from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
-from proximo.message_text import format_change, format_number
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.run_files import Run, read_run
@@ -152,9 +151,9 @@ def _table(run: Run) -> Iterator[str]:
         [
             (
                 row.label,
-                "" if row.before is None else f"{format_number(row.before, row.unit)} (step {row.first_step})",
-                f"{format_number(row.after, row.unit)} (step {row.last_step})",
-                format_change(row.before, row.after),
+                row.shown_before and f"{row.shown_before} (step {row.first_step})",
+                f"{row.shown_after} (step {row.last_step})",
+                row.change,
                 row.unit,
                 f"`{row.name}`",
             )

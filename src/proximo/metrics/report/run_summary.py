@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from proximo.message_text import count_of, format_duration
+from proximo.message_text import count_of, format_change, format_duration, format_number
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Better
 from proximo.metrics.run_files import Run, Sample, setting
@@ -121,11 +121,24 @@ class BeforeAfter:
         return self.name.startswith("evaluation/")
 
     @property
-    def improved(self) -> bool | None:
-        """Whether the change is for the better; None if no direction is better, or nothing changed."""
+    def verdict(self) -> str:
+        """`better` or `worse`; empty if no direction is better, or nothing changed."""
         if self.better is None or self.before is None or self.before == self.after:
-            return None
-        return (self.after > self.before) is (self.better is Better.UP)
+            return ""
+        return "better" if (self.after > self.before) is (self.better is Better.UP) else "worse"
+
+    @property
+    def shown_before(self) -> str:
+        return "" if self.before is None else format_number(self.before, self.unit)
+
+    @property
+    def shown_after(self) -> str:
+        return format_number(self.after, self.unit)
+
+    @property
+    def change(self) -> str:
+        """The difference with its sign; empty without a value before."""
+        return format_change(self.before, self.after)
 
 
 def before_after(run: Run) -> tuple[BeforeAfter, ...]:

@@ -10,7 +10,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from proximo.message_text import format_change, format_number
+from proximo.message_text import format_number
 from proximo.metrics.catalogue import catalogue
 from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, pair_samples
 from proximo.metrics.run_files import Sample, read_run
@@ -33,7 +33,7 @@ COLUMNS = {
 TEXTS = ("prompt", "response")
 SAMPLES_SHOWN = 20
 PRINTED_SAMPLES = 3
-STYLES = {True: "green", False: "red", None: ""}
+STYLES = {"better": "green", "worse": "red", "": ""}
 
 
 def print_before_after(run_folder: Path, *, console: Console) -> None:
@@ -59,10 +59,8 @@ def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_column("unit", style="dim", no_wrap=True)
     for row in rows:
-        change = Text(format_change(row.before, row.after), style=STYLES[row.improved])
-        table.add_row(
-            row.label, format_number(row.before, row.unit), format_number(row.after, row.unit), change, row.unit
-        )
+        change = Text(row.change, style=STYLES[row.verdict])
+        table.add_row(row.label, row.shown_before or "-", row.shown_after, change, row.unit)
     return table
 
 

@@ -124,7 +124,7 @@ PPO_SPEED = (
         Trace("throughput/train_tokens_per_second", "training"),
         healthy="Constant. Rollout throughput falls as answers become longer or end at very different lengths.",
     ),
-    Curve("time", "Time of a step by phase", "seconds", section=Section.SPEED, stacked=True).draws(
+    Curve("time", "Time of a step by phase", "seconds", section=Section.SPEED, from_zero=True).draws(
         Trace("time/rollout_seconds", "rollout"),
         Trace("time/generate_greedy_seconds", "greedy rollout"),
         Trace("time/score_seconds", "score"),
@@ -136,7 +136,7 @@ PPO_SPEED = (
         Trace("time/train_value_seconds", "train value"),
         Trace("time/train_policy_seconds", "train policy"),
         Trace("time/train_policy_and_value_seconds", "train policy and value"),
-        healthy="The largest band has the most potential for a speed-up. Evaluation and saving are not included.",
+        healthy="The highest line has the most potential for a speed-up. Evaluation and saving are not included.",
     ),
 )
 

@@ -79,9 +79,9 @@ TURNS = Curve("turns", "Turns of an episode", "turns").draws(
     healthy="Falls where fewer turns earn more, rises where the task takes several. At the limit of turns: the policy "
     "does not come to an end.",
 )
-WAITING = Curve("waiting", "Time of the rollout", "seconds", section=Section.SPEED, stacked=True).draws(
+WAITING = Curve("waiting", "Time of the rollout", "seconds", section=Section.SPEED, from_zero=True).draws(
     Trace("environment/model_seconds", "model"),
     Trace("environment/waiting_seconds", "waiting for environments"),
-    healthy="Mostly the model. A large band of waiting: environments are slower than the model, so play more of them "
+    healthy="Mostly the model. Much waiting: environments are slower than the model, so play more of them "
     "at once (`environment.workers`), or more episodes in a step.",
 )
