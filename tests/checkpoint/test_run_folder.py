@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.run_folder import WRITTEN, check_run, described_run, is_run_folder, open_run
+from proximo.checkpoint.run_folder import check_run, described_run, is_run_folder, open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 
@@ -74,7 +74,6 @@ def make_lookalike(folder: Path) -> None:
     """Names as a run has them, and nothing that a run wrote."""
     folder.mkdir()
     (folder / "checkpoints" / "step-000001").mkdir(parents=True)
-    (folder / "config.resolved.json").write_text('{"run": "fast"}')
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
@@ -137,13 +136,11 @@ def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
     with open_run(folder, **options) as run:
         assert run.resuming == (outcome == RESUMES)
         assert is_run_folder(folder)
-        if outcome == STARTS:
-            assert not any((folder / name).exists() for name in WRITTEN)
     if outcome == RESUMES:
         marker = str(folder / ".proximo-run")
         assert snapshot(tmp_path) | {marker: b""} == before | {marker: b""}
     else:
-        assert not any((folder / name).exists() for name in WRITTEN)
+        assert not any((folder / name).exists() for name in ("metrics.jsonl", "samples.jsonl", "checkpoints"))
     aside = folder.with_name("name.replaced-1")
     assert aside.exists() == (outcome == STARTS and make not in (make_absent, make_empty, make_opened))
     if aside.exists():

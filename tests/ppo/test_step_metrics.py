@@ -11,7 +11,7 @@ from proximo.algorithms.advantages import ReturnSpread
 from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.shaping import NOTHING_SEEN
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
-from proximo.metrics.catalogue import Recorder
+from proximo.metrics.catalogue import step_line
 from proximo.metrics.values import MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, sequence_kl
@@ -60,10 +60,8 @@ def outcome(made: Experience, **changes) -> StepOutcome:
 
 def line(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
     """As it would be logged: every name must be declared, with its reduction."""
-    recorder = Recorder()
-    recorder.record_all(metrics)
-    found = recorder.line()
-    assert recorder.non_finite == ()
+    found, non_finite = step_line(metrics)
+    assert non_finite == []
     return found
 
 

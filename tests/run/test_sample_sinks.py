@@ -80,7 +80,6 @@ def test_samples_of_a_step_that_is_done_again_are_not_sent_again_and_a_failure_i
     failing = GuardedSink("broken", lambda run: broken, **place)
     failing.write(1, {"a": 1.0})
     failing.write_samples(1, [{"prompt": "p"}])
-    assert failing.num_failures == 1
     assert "ZeroDivisionError" in warnings[0]
 
 
@@ -120,4 +119,4 @@ def test_weights_and_biases_itself_takes_the_table(recipe: dict[str, Any], monke
     assert run("ppo", changed(recipe, {"run.sinks": sinks}), START) == 0
     folder = Path(recipe["run"]["folder"])
     assert list((folder / "trackers" / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json"))
-    assert "progress/sink_failures" not in read_lines(folder / "metrics.jsonl")[-1]
+    assert "wandb failed" not in (folder / "log.txt").read_text()

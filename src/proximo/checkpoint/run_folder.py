@@ -45,23 +45,6 @@ SERVERS = "servers"
 """Logs of servers. They start, and may fail, before the run folder is opened."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
-WRITTEN = (
-    CHECKPOINTS,
-    CONFIG,
-    RESOLVED_CONFIG,
-    ENVIRONMENT,
-    METRICS,
-    SAMPLES,
-    TENSORBOARD,
-    TRACKERS,
-    PUSHES,
-    REPORT,
-    OUTCOME,
-    LOG,
-    RANKS,
-    MERGED,
-)
-"""Names that a run writes. Anything else in its folder belongs to the user."""
 
 
 class RunFolder:
@@ -108,14 +91,6 @@ class RunFolder:
         outcome = {"state": state, "total_steps": total_steps, "reason": reason}
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
-    def add_to_outcome(self, values: Mapping[str, Any]) -> bool:
-        """Set values of the written outcome; None removes one. Returns whether the file changed."""
-        held = json.loads(self.outcome.read_bytes())
-        changed = {name: value for name, value in {**held, **values}.items() if value is not None or name not in values}
-        if changed != held:
-            atomic.write_bytes_atomically(self.outcome, _json(changed))
-        return changed != held
-
     def close(self) -> None:
         """Release the lock, so that another process can open the folder."""
         self._marker.close()
@@ -149,8 +124,6 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
             replaced = _move_aside(folder)
             marker.close()
             marker = _lock(folder)
-        elif not resuming:
-            _remove_written(folder)
     except BaseException:
         marker.close()
         raise
@@ -173,7 +146,8 @@ def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether a run was ever opened in `folder`. A copy without hidden files is recognised by its contents."""
-    return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
+    saved = (f"{CHECKPOINTS}/step-{step:06d}/{MANIFEST}" for step in saved_steps(folder / CHECKPOINTS))
+    return any((folder / name).is_file() for name in (MARKER, RESOLVED_CONFIG, *saved))
 
 
 def described_run(folder: Path) -> str:
@@ -253,20 +227,6 @@ def _finished_steps(folder: Path) -> float:
         return math.inf
 
 
-def _holds_checkpoints(folder: Path) -> bool:
-    checkpoints = folder / CHECKPOINTS
-    return any((checkpoints / f"step-{step:06d}" / MANIFEST).is_file() for step in saved_steps(checkpoints))
-
-
-def _holds_settings(folder: Path) -> bool:
-    try:
-        resolved = json.loads((folder / RESOLVED_CONFIG).read_bytes())
-    except (OSError, ValueError):
-        return False
-    run = resolved.get("run") if isinstance(resolved, dict) else None
-    return isinstance(run, dict) and "folder" in run
-
-
 def _lock(folder: Path) -> IO[str]:
     """Open the marker, make it if it is missing, and lock it.
 
@@ -316,13 +276,6 @@ def _move_aside(folder: Path) -> Path:
             f"the run in {folder} cannot be moved to {aside} to make room for another: {error}; give another folder"
         ) from error
     return aside
-
-
-def _remove_written(folder: Path) -> None:
-    """Delete the files of a run that failed before it took a step."""
-    for name in WRITTEN:
-        if (folder / name).exists():
-            atomic.remove(folder / name)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

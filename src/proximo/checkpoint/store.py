@@ -31,7 +31,6 @@ from proximo.checkpoint.reading import (
     Checkpoint,
     DamagedError,
     FileEntry,
-    OtherFormatError,
     describe_folder,
     encode_state,
     folder_of,
@@ -165,8 +164,6 @@ class CheckpointStore:
         for step in reversed([step for step in self.steps() if wanted is not None and step <= wanted]):
             try:
                 return open_checkpoint(self.folder, step, parts=parts), damages
-            except OtherFormatError:
-                break
             except DamagedError as damage:
                 damages[step] = str(damage)
         return (None if wanted is None else self._read(wanted, parts=parts)), damages
@@ -312,8 +309,6 @@ class CheckpointStore:
     def _read(self, step: int, *, parts: Collection[str] | None) -> Checkpoint:
         try:
             return open_checkpoint(self.folder, step, parts=parts)
-        except OtherFormatError as other:
-            raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
                 f"the checkpoint of step {step} is not complete: {damage}. {self._way_on(step)}"

@@ -90,10 +90,6 @@ class Outcome:
     """Planned number of steps."""
     reason: str | None = None
     """The error, if the run failed; why it took no update, if it finished so."""
-    push_failures: int = 0
-    """Pushes to the Hub that failed after the last line of metrics.jsonl."""
-    not_pushed: str | None = None
-    """Why the last push failed; None if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

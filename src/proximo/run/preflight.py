@@ -24,7 +24,7 @@ from proximo.config.schema.base import Section
 from proximo.config.schema.own_sections import is_own_kind
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.text_files import refuse_other_than_text
-from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
+from proximo.errors import ConfigError, DataError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
 from proximo.message_text import count_of
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
@@ -47,7 +47,8 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `environment`, `service`, `secret`, `verifier`, `stage`, `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `environment`, `service`, `secret`, `verifier`, `stage`, `random start` or
+    `package`."""
     problem: str | None = None
     num_rows: int | None = None
     """For rows given in Python, how many there are."""
@@ -130,8 +131,12 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
         problem = f"{cache} is a file; a folder is wanted, which is made where there is none"
         yield Input(key=f"{key}.token_cache", name=run.token_cache, kind="file", problem=problem)
     for index, sink in enumerate(run.sinks):
+        name = f"{key}.sinks.{index}"
         if isinstance(sink, FunctionSinkConfig):
-            yield _function(sink.function, f"{key}.sinks.{index}.function")
+            yield _function(sink.function, f"{name}.function")
+        elif find_spec("wandb") is None:
+            problem = "its package is not installed: run pip install 'proximo[wandb]', or leave the sink out"
+            yield Input(key=name, name=sink.kind, kind="package", problem=problem)
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:
@@ -313,22 +318,6 @@ def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
             raise RunFolderError(
                 f"{each.key} is {each.name}, in the folder {folder} that --overwrite would move aside: give "
                 "run.folder another name"
-            )
-
-
-def check_extras_of(recipe: Recipe) -> None:
-    """Calls `check_extras` for every stage."""
-    for _, stage in recipe.given_stages():
-        check_extras(stage.run)
-
-
-def check_extras(run: RunConfig) -> None:
-    """Raises MissingExtraError with the name of the extra if the package of a sink is not installed."""
-    for index, sink in enumerate(run.sinks):
-        if sink.kind == "wandb" and find_spec("wandb") is None:
-            raise MissingExtraError(
-                f"run.sinks.{index} is of kind wandb, whose package is not installed: run pip install "
-                "'proximo[wandb]', or leave the sink out"
             )
 
 

@@ -13,7 +13,6 @@ from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
 TIMED = ("time/step_seconds", "time/evaluate_seconds")
-PUSH_FAILURES = "progress/push_failures"
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
@@ -24,7 +23,7 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
         "Task": task_of(run.config, trainer) if trainer else "",
         "Device": _device(run),
         "Duration": _duration(run),
-        "Outcome": "; ".join(filter(None, (outcome_words(run), _push_failures(run)))),
+        "Outcome": outcome_words(run),
     }
     return tuple((label, text) for label, text in entries.items() if text)
 
@@ -76,15 +75,6 @@ def _device(run: Run) -> str:
 def _duration(run: Run) -> str:
     seconds = sum(sum(run.series(name).values) for name in TIMED)
     return f"{format_duration(seconds)} of steps and evaluations" if seconds else ""
-
-
-def _push_failures(run: Run) -> str:
-    """How many pushes to the Hub failed, and what is missing there; empty if none failed."""
-    ended = run.outcome
-    count = int(sum(run.series(PUSH_FAILURES).values)) + (ended.push_failures if ended else 0)
-    failed = f"{count_of(count, 'push', 'pushes')} to the Hub failed" if count else ""
-    lacking = f"not pushed: {ended.not_pushed}" if ended and ended.not_pushed else ""
-    return "; ".join(filter(None, (failed, lacking)))
 
 
 def outcome_words(run: Run) -> str:
