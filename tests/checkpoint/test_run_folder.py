@@ -41,7 +41,7 @@ def make_opened(folder: Path) -> None:
     """A run that failed before its first step."""
     with open_run(folder) as run:
         run.write_config("a: 1\n", {"a": 1})
-        run.log.write_text("an error\n")
+        (folder / "log.txt").write_text("an error\n")
 
 
 def make_logged(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_each_run_that_is_moved_aside_gets_a_name_of_its_own(tmp_path):
     for number in range(3):
         with open_run(tmp_path / "run", overwrite=number > 0) as run:
             assert run.replaced == (tmp_path / f"run.replaced-{number}" if number else None)
-            run.metrics.write_text(f"{number}\n")
+            (run.path / "metrics.jsonl").write_text(f"{number}\n")
     assert [(tmp_path / f"run.replaced-{number}" / "metrics.jsonl").read_text() for number in (1, 2)] == ["0\n", "1\n"]
 
 
@@ -197,7 +197,7 @@ def test_resuming_and_overwriting_contradict_each_other(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="is a file, so that there can be no run folder"):
+    with pytest.raises(RunFolderError, match="is a file, so that there can be no folder"):
         open_run(tmp_path / "file" / "run")
 
 
@@ -205,11 +205,7 @@ def test_a_run_folder_keeps_what_it_was_given(tmp_path):
     with open_run(tmp_path / "run") as run:
         run.write_config("ppo:\n  epochs: 2\n", {"ppo": {"epochs": 2, "clip": None}})
         run.write_environment({"torch": "2.13"})
-        names = {run.checkpoints: "checkpoints", run.metrics: "metrics.jsonl", run.samples: "samples.jsonl"}
         run.write_outcome("failed", total_steps=5, reason="no judge")
-        names |= {run.tensorboard: "tensorboard", run.report: "report.html", run.log: "log.txt"}
-        names |= {run.outcome: "outcome.json"}
-    assert all(path == tmp_path / "run" / name for path, name in names.items())
     assert (tmp_path / "run" / "config.yaml").read_text() == "ppo:\n  epochs: 2\n"
     resolved = json.loads((tmp_path / "run" / "config.resolved.json").read_text())
     assert resolved == {"ppo": {"epochs": 2, "clip": None}}

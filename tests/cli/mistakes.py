@@ -151,7 +151,7 @@ INPUTS = (
     ),
     _override("data of an unknown ending", "data.sources.0.path=a.dat", "a.dat", "set format", files={"a.dat": "{}"}),
     _override(
-        "folder of data files", "data.sources.0.path=d", "save_to_disk", "d/a.jsonl"[2:], files={"d/a.jsonl": ""}
+        "folder of data files", "data.sources.0.path=d", "save_to_disk", "name the files", files={"d/a.jsonl": ""}
     ),
     _override("model folder that is not there", "model.path=./none", "model.path", "no folder ./none"),
     _override("adapter of another kind", "model.path=d", "of the kind IA3; only LoRA", files=_adapter(peft_type="IA3")),

@@ -157,14 +157,6 @@ def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoi
         shutil.move(kept, folder)
 
 
-def test_a_stage_of_a_pipeline_that_is_resumed_by_hand_passes_over_no_damage(finished: Path) -> None:
-    """There `auto` only starts the stages that have not begun."""
-    fifth = finished / "run" / CHECKPOINTS / "step-000005" / STATE
-    options = RunOptions(quiet=True, resume="auto", passes_over_damage=False)
-    with damaged(fifth, None), pytest.raises(CheckpointError, match=f"{fifth} is missing"):
-        run("ppo", recipe(finished), options)
-
-
 def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_latest(finished: Path) -> None:
     fourth, fifth = (finished / "run" / CHECKPOINTS / f"step-00000{step}" / STATE for step in (4, 5))
     refused = pytest.raises(CheckpointError, match=rf"checkpoint of step 5 is not complete: {fifth} is missing")

@@ -1,6 +1,6 @@
 """What a run refuses of its input before the first step, its dry run refuses with the same sentence.
 
-What only tokens, weights or a service show is left to the run.
+What only tokens, a chat template, weights or a service show is left to the run.
 """
 
 import json
@@ -43,7 +43,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = AutoModelForCausalLM.from_pretrained(place / "language_model")
     base.name_or_path = str(place / "language_model")
     save_pretrained(add_adapter(base, LoRAOptions(rank=2, seed=5)), place / "bare_adapter")
-    shutil.copytree(place / "tokenizer", place / "plain_tokenizer", ignore=shutil.ignore_patterns("*.jinja"))
     shutil.copytree(place / "reward_model", place / "without_tokenizer", ignore=shutil.ignore_patterns("*token*"))
     return place
 
@@ -89,18 +88,10 @@ SYSTEM: tuple[Any, ...] = ({}, {"data.system": "be kind"}, "a system message is 
         ("sft", {"system": "be kind"}, {}, "column 'system' is for a chat template"),
         ("reward", {"history": [["a", "b"]]}, {}, "column 'history' is for a chat template"),
         ("dpo", {"id": "same"}, {}, "id 'same' is already that of"),
-        (
-            "kto",
-            {},
-            {"data.as_messages": True, "tokenizer.path": "plain_tokenizer"},
-            "messages need a chat template, and",
-        ),
         *((kind, *SYSTEM) for kind in KINDS),
     ],
 )
 def test_rows(place: Place, kind: Kind, change: dict[str, Any], settings: dict[str, Any], piece: str) -> None:
-    if "tokenizer.path" in settings:
-        settings = {**settings, "tokenizer.path": str(place.inputs / settings["tokenizer.path"])}
     assert piece in place.refusal_of(kind, place.with_rows(kind, [ROWS[kind] | change] * 2, settings))
 
 
@@ -175,20 +166,18 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(inputs: Path, tmp_p
     ],
 )
 def test_what_is_not_used_is_counted_alike(place: Place, kind: Kind, source: str) -> None:
-    """Of rows and of messages, with the words of the run."""
-    said = {"role": "assistant", "content": "cd", "mood": "mild"}
-    turns = {"prompt": MESSAGES, "chosen": [said], "rejected": [{**said, "content": "ef"}], "response": [said]}
-    row = {key: turns.get(key, each) for key, each in ROWS[kind].items()} | {"origin": "a book"}
+    """Of rows, with the words of the run."""
+    row = ROWS[kind] | {"origin": "a book"}
     rows = [row | ({"label": number % 2 == 0} if kind == "kto" else {}) for number in range(10)]
-    recipe = place.with_rows(kind, rows, {"tokenizer.chat_template": CHAT_TEMPLATE, "data.held_out_rows": 2})
+    recipe = place.with_rows(kind, rows, {"data.held_out_rows": 2})
     if source == "evaluation_sources":
         recipe["data"] |= {"held_out_rows": 0, "evaluation_sources": recipe["data"]["sources"]}
     recipe["run"]["folder"] = str(place.folder / "run")
     (place.folder / "r.yaml").write_text(yaml.safe_dump(recipe))
     assert main([kind, str(place.folder / "r.yaml"), "--dry-run"]) == 0
     lines = [line.strip() for line in place.capsys.readouterr().out.splitlines()]
-    found = [line for line in lines if "not used" in line or "not read" in line]
-    assert len(found) == (2 if source == "held_out_rows" else 4)
+    found = [line for line in lines if "not used" in line]
+    assert len(found) == (1 if source == "held_out_rows" else 2)
     assert main([kind, str(place.folder / "r.yaml")]) == 0
     log = (place.folder / "run" / "log.txt").read_text()
     for line in found:

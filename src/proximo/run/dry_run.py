@@ -5,7 +5,6 @@ A line is a word and its description; a line without a word continues the one be
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,10 @@ from proximo.checkpoint.run_folder import TENSORBOARD, described_run, is_run_fol
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
-from proximo.data.formats.prompt_response import Exchange, in_form, no_template
-from proximo.data.load_report import Remark, remark_lines, unread_lines
+from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.load_report import Remark, remark_lines
 from proximo.data.rows import Row, check_row_ids
-from proximo.data.templates.ignored_content import missing_words
-from proximo.errors import ModelError
-from proximo.hub import UNNAMED_TOKENIZER
 from proximo.message_text import count_of
-from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 from proximo_verifiers.grader import num_cores
@@ -130,7 +125,7 @@ def data_lines(
     if rows is not None:
         learned = count_of(len(rows.training), "row")
         yield "", f"{learned} to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
-        yield from (("", line) for line in _remarks(rows, recipe, data, reader))
+        yield from (("", line) for line in _remarks(rows, data, reader))
     elif data.held_out_rows:
         yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
     if data.held_out_rows or data.evaluation_sources is not None:
@@ -152,56 +147,22 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     return read_split(data, seed=seed)
 
 
-def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
+def _remarks(rows: SplitRows, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
     """The remarks of the run on its rows. Raises the error of a row that it would refuse."""
     if reader is None:
         return
-    template = _template_of(recipe)
-    learned = _read_as_the_run(rows.training, data, reader, template)
-    held_out = _read_as_the_run(rows.held_out, data, reader, template)
+    learned, held_out = (_read_as_the_run(each, data, reader) for each in (rows.training, rows.held_out))
     yield from learned
     if data.evaluation_sources is not None:  # otherwise held-out rows come from the same sources
         yield from (f"evaluation rows: {line}" for line in held_out)
 
 
-def _read_as_the_run(
-    rows: Sequence[Row], data: DataConfig, reader: RowReader, template: "_Template | None"
-) -> list[str]:
+def _read_as_the_run(rows: Sequence[Row], data: DataConfig, reader: RowReader) -> list[str]:
     check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
-    unread: Counter[str] = Counter()
     for made in reader(rows, remarks):
-        for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
-            if template is None or isinstance(exchange.prompt, str):
-                continue
-            if not template.text:
-                raise ModelError(no_template(exchange.origin, template.tokenizer))
-            said = [response for response in exchange.responses if not isinstance(response, str)]
-            unread.update(missing_words(template.text, [exchange.prompt, *said]))
-    return [*remark_lines(remarks), *unread_lines(unread)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Template:
-    """A chat template, or "" for none, and the name of its tokenizer."""
-
-    text: str
-    tokenizer: str
-
-
-def _template_of(recipe: TrainerRecipe) -> _Template | None:
-    """The chat template of the tokenizer; None if it is unknown without loading the tokenizer."""
-    config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
-    if not isinstance(config, TokenizerConfig):
-        return None
-    if config.chat_template is not None or config.train_vocab_size is not None:
-        return _Template(text=config.chat_template or "", tokenizer=UNNAMED_TOKENIZER)
-    path = config.path or (model.path if model is not None else None)
-    if path is None or not Path(path).is_dir():
-        return None
-    place, _ = tokenizer_place(path)
-    text = chat_template_in(Path(place)) if Path(place).is_dir() else None
-    return None if text is None else _Template(text=text, tokenizer=place)
+        list(in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system))  # raises for a misfit
+    return [*remark_lines(remarks)]
 
 
 def _exchanges_of(made: Any) -> list[Exchange]:

@@ -12,7 +12,18 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from proximo.checkpoint.logs import JsonLines, cut_back
-from proximo.checkpoint.run_folder import METRICS, SAMPLES, EndState, RunFolder, open_abandoned
+from proximo.checkpoint.run_folder import (
+    LOG,
+    METRICS,
+    OUTCOME,
+    REPORT,
+    SAMPLES,
+    TENSORBOARD,
+    TRACKERS,
+    EndState,
+    RunFolder,
+    open_abandoned,
+)
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import ProximoError, redacted
@@ -51,11 +62,11 @@ class Journal:
         self._info = info
         self._run = recipe.run
         self._resolved = resolved
-        folder.outcome.unlink(missing_ok=True)
+        (folder.path / OUTCOME).unlink(missing_ok=True)
         folder.write_config(options.recipe_text, resolved)
         folder.write_environment(environment)
         self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
-        self.progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
+        self.progress = LoggedProgress(info, folder.path / LOG, open_progress(info, quiet=options.quiet))
         self.pushes = pushes_of(recipe.run, folder, self.progress)
         self._opened = ExitStack()
 
@@ -69,17 +80,17 @@ class Journal:
             self.progress.warn(warning)
         self._opened.enter_context(progress_warnings(self.progress))
         self._opened.enter_context(progress_messages(self.progress))
-        folder, lines = self._folder, self._folder.metrics
+        folder, lines = self._folder.path, self._folder.path / METRICS
         self._sinks: list[Sink] = [
             self.progress,
             AlarmWatch(self._info, self._resolved, metrics_file=lines, report=self.progress.warn),
         ]
         if self._run.tensorboard:
-            self._sinks.append(TensorBoardSink(folder.tensorboard, lines))
+            self._sinks.append(TensorBoardSink(folder / TENSORBOARD, lines))
         self._trackers = open_sinks(
-            self._run, self._resolved, folder=folder.trackers, metrics_file=lines, warn=self.progress.warn
+            self._run, self._resolved, folder=folder / TRACKERS, metrics_file=lines, warn=self.progress.warn
         )
-        self._logs = {path.name: JsonLines(path) for path in (folder.metrics, folder.samples)}
+        self._logs = {name: JsonLines(folder / name) for name in (METRICS, SAMPLES)}
         for each in (*self._trackers[::-1], *self._sinks[:0:-1], *self._logs.values()):
             self._opened.callback(each.close)
 
@@ -159,9 +170,9 @@ def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Push
 def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
     """Finish what a crash after the last checkpoint left undone: model cards, outcome and report."""
     write_final_cards(folder.path)
-    if not folder.outcome.is_file():
+    if not (folder.path / OUTCOME).is_file():
         folder.write_outcome("finished", total_steps=total_steps, reason=without_update(read_run(folder.path)))
-    report, metrics = folder.report, folder.metrics
+    report, metrics = folder.path / REPORT, folder.path / METRICS
     if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
         write_report(folder.path)
 
@@ -173,7 +184,7 @@ def shown(folder: RunFolder, spelled: str, path: Path) -> Path:
 
 def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mapping[str, int]) -> Iterator[str]:
     """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
-    for log in (folder.metrics, folder.samples):
+    for log in (folder.path / METRICS, folder.path / SAMPLES):
         found, saved = cut_back(log, step if folder.resuming else -1), num_lines.get(log.name, 0)
         if found != saved:
             yield (
@@ -201,7 +212,7 @@ def write_outcome_of_lost(folder: Path, *, by: str, reason: str) -> None:
     with opened, suppress(OSError):
         opened.write_outcome("failed", total_steps=read_run(opened.path).total_steps or 0, reason=reason)
         page = write_report(opened.path)
-        with opened.log.open("a", encoding="utf-8") as log:
+        with (opened.path / LOG).open("a", encoding="utf-8") as log:
             log.write(f"{reason}\nfailed, report in {folder / page.name}\n")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
-from safetensors import safe_open
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.run_folder import CHECKPOINTS
@@ -37,11 +36,8 @@ WHAT = {
 }
 
 
-def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_rows: int | None = None) -> str:
-    """The card of the model of `role` at `step`. Facts that the run folder lacks are left out.
-
-    `num_rows`: rows of the embedding that an adapter contains; None if it contains none.
-    """
+def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> str:
+    """The card of the model of `role` at `step`. Facts that the run folder lacks are left out."""
     run = read_run(run_folder)
     run = replace(run, lines=tuple(line for line in run.lines if line["step"] <= step))
     try:
@@ -54,7 +50,7 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_
         f"{WHAT.get(role, WHAT['policy'])}, from step {step:,} of {_stage(run)} with Proximo.",
         *_training(recipe, run),
         *_table(run),
-        *_use(role, is_adapter, num_rows),
+        *_use(role, is_adapter),
         _limits(role),
     ]
     return "\n\n".join(parts) + "\n"
@@ -162,7 +158,7 @@ def _table(run: Run) -> Iterator[str]:
     )
 
 
-def _use(role: str, is_adapter: bool, num_rows: int | None) -> Iterator[str]:
+def _use(role: str, is_adapter: bool) -> Iterator[str]:
     kind = "SequenceClassification" if role in SCALAR_ROLES else "CausalLM"
     loader = f"{'AutoPeftModelFor' if is_adapter else 'AutoModelFor'}{kind}"
     yield "## Use"
@@ -174,11 +170,6 @@ def _use(role: str, is_adapter: bool, num_rows: int | None) -> Iterator[str]:
         f"model = {loader}.from_pretrained(path{', num_labels=1' if is_adapter and role in SCALAR_ROLES else ''})\n"
         "tokenizer = AutoTokenizer.from_pretrained(path)\n```"
     )
-    if num_rows is not None:
-        yield (
-            "Its training added tokens, whose rows of the embedding are in this folder. The line above makes room for "
-            f"them. Before `PeftModel.from_pretrained(base, path)`, call `base.resize_token_embeddings({num_rows})`."
-        )
 
 
 def _limits(role: str) -> str:
@@ -204,16 +195,8 @@ def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
     if (model / CARD).exists():
         return
     is_adapter = (model / "adapter_config.json").is_file()
-    num_rows = _num_rows(model / "adapter_model.safetensors") if is_adapter else None
-    text = model_card(run_folder, role=role, step=step, is_adapter=is_adapter, num_rows=num_rows)
+    text = model_card(run_folder, role=role, step=step, is_adapter=is_adapter)
     atomic.write_bytes_atomically(model / CARD, text.encode())
-
-
-def _num_rows(adapter: Path) -> int | None:
-    """Rows of the embedding in an adapter's file: the tensor that is neither LoRA's nor a scalar head."""
-    with safe_open(adapter, framework="np") as saved:
-        layers = [name for name in set(saved.keys()) if "lora_" not in name and ".score." not in name]
-        return max((saved.get_slice(name).get_shape()[0] for name in layers), default=None)
 
 
 def write_final_cards(run_folder: Path) -> None:

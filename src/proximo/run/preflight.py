@@ -23,8 +23,7 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, Tokeni
 from proximo.config.schema.base import Section
 from proximo.config.schema.own_sections import is_own_kind
 from proximo.config.sinks import FunctionSinkConfig
-from proximo.data.readers.text_files import refuse_other_than_text
-from proximo.errors import ConfigError, DataError, ModelError, RunFolderError, UserError
+from proximo.errors import ConfigError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
 from proximo.message_text import count_of
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
@@ -244,11 +243,8 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
 
 
 def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> str | None:
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return f"the permissions of the folder {folder} refuse to read it"
-    if found := [folder / file for file in wanted_files if (folder / file).is_file()]:
-        refused = next((file for file in found if not os.access(file, os.R_OK)), None)
-        return None if refused is None else f"the permissions of {refused} refuse to read it"
+    if any((folder / file).is_file() for file in wanted_files):
+        return None
     if is_run_folder(folder):
         return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
     return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
@@ -272,7 +268,8 @@ def _source(source: SourceConfig, key: str) -> Input:
             pipe = f"{name} is not a regular file, and data is read more than once: write it to a file"
             return Input(key=key, name=name, kind="file", problem=pipe)
         known = is_file or source.format != "auto"
-        return Input(key=key, name=name, kind="file", problem=None if known else _format_problem(path))
+        wanted = f"{name}: the ending names no format: set format of the source, to one of {', '.join(FILE_FORMATS)}"
+        return Input(key=key, name=name, kind="file", problem=None if known else wanted)
     if source.format == "hub" or (source.format == "auto" and not is_file and not is_local(name)):
         return Input(key=key, name=name, kind="Hub")
     kind = "folder" if source.format == "disk" else "file"
@@ -280,22 +277,11 @@ def _source(source: SourceConfig, key: str) -> Input:
     return Input(key=key, name=name, kind=kind, problem=f"{not_there(name, kind)}{hint}")
 
 
-def _format_problem(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            refuse_other_than_text(opened.read(64), str(file))
-    except (OSError, DataError) as error:
-        return str(error)
-    return f"{file}: the ending names no format: set format of the source, to one of {', '.join(FILE_FORMATS)}"
-
-
 def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:
     if source.format in FILE_FORMATS:
         return f"{source.path} is a folder; format {source.format} wants a file"
     if source.format == "auto" and not any((folder / name).is_file() for name in DISK_FILES):
-        held = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in FILE_ENDINGS)[:3]
-        advice = f"name its files, such as {', '.join(held)}" if held else "give a file of data"
-        return f"the folder {source.path} was not written by save_to_disk of datasets: {advice}"
+        return f"the folder {source.path} was not written by save_to_disk of datasets: name the files in it"
     return None
 
 

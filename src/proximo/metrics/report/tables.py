@@ -12,8 +12,8 @@ from rich.text import Text
 
 from proximo.message_text import format_number
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, pair_samples
-from proximo.metrics.run_files import Sample, read_run
+from proximo.metrics.report.run_summary import BeforeAfter, before_after
+from proximo.metrics.run_files import read_run
 
 Row = TypeVar("Row")
 OTHER_PROMPTS = (
@@ -32,7 +32,6 @@ COLUMNS = {
 """Fields of samples that a table shows -> their headings."""
 TEXTS = ("prompt", "response")
 SAMPLES_SHOWN = 20
-PRINTED_SAMPLES = 3
 STYLES = {"better": "green", "worse": "red", "": ""}
 
 
@@ -41,13 +40,6 @@ def print_before_after(run_folder: Path, *, console: Console) -> None:
     rows = before_after(read_run(run_folder))
     if rows:
         console.print(before_after_table(rows))
-
-
-def print_samples(run_folder: Path, *, console: Console) -> None:
-    """Print the first PRINTED_SAMPLES held-out prompts with their responses before and after training."""
-    pairs = pair_samples(read_run(run_folder))[:PRINTED_SAMPLES]
-    if pairs:
-        console.print(samples_table(pairs))
 
 
 def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
@@ -61,16 +53,6 @@ def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
     for row in rows:
         change = Text(row.change, style=STYLES[row.verdict])
         table.add_row(row.label, row.shown_before or "-", row.shown_after, change, row.unit)
-    return table
-
-
-def samples_table(pairs: Sequence[SamplePair]) -> Table:
-    """Prompts with their responses before and after. Markup and control characters in them have no effect."""
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True, expand=True)
-    for heading in ("prompt", "before", "after"):
-        table.add_column(heading, ratio=1, overflow="fold")
-    for pair in pairs:
-        table.add_row(Text(_printable(pair.prompt)), _answer(pair.before), _answer(pair.after))
     return table
 
 
@@ -123,14 +105,4 @@ def _printable(text: str) -> str:
     """Replace all control characters but line breaks: a response must not send commands to the terminal."""
     return "".join(
         character if character == "\n" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
-
-
-def _answer(sample: Sample | None) -> Text:
-    if sample is None:
-        return Text("")
-    facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
-    words = [f"{name} {format_number(number)}" for name, number in facts.items() if number is not None]
-    return Text.assemble(
-        _printable(sample.response), "\n", (", ".join([*words, sample.finish or ""]).strip(", "), "dim")
     )

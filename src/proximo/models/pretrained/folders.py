@@ -94,21 +94,6 @@ def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | 
     )
 
 
-def chat_template_in(folder: Path) -> str | None:
-    """The text of the chat template in a tokenizer's folder, "" for none, None if it cannot be read."""
-    try:
-        if (folder / "chat_template.jinja").is_file():
-            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        if (folder / "additional_chat_templates").is_dir():
-            return None
-        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-    except (FileNotFoundError, KeyError):
-        return ""
-    except (OSError, ValueError, TypeError):
-        return None
-    return template if isinstance(template, str) else None if template else ""
-
-
 def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
     """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below.
 
