@@ -223,12 +223,12 @@ def test_what_a_recipe_refuses_is_refused_in_python_as_well() -> None:
     [
         ("max_turns", 0),
         ("max_turns", None),
-        ("max_turns", "4"),
+        ("max_turns", "four"),
         ("max_tokens", 1),
         ("workers", 0),
         ("timeout_seconds", -1.0),
         ("timeout_seconds", None),
-        ("max_seconds", "1"),
+        ("max_seconds", 0),
     ],
 )
 def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
@@ -236,7 +236,7 @@ def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
         lambda **limit: PythonEnvironment(make=Letters, **limit),
         lambda **limit: PythonAgent(run=len, **limit),
     ):
-        with pytest.raises(ConfigError, match=f"{name} of an environment must be"):
+        with pytest.raises(ConfigError, match=name):
             made(**{name: value})
 
 

@@ -19,12 +19,9 @@ ADAPTERS = "proximo.environments.adapters"
 PROGRAMS = "proximo.environments.programs"
 
 
-class PlayedEnvironmentConfig(Section):
-    """What all kinds have in common: how many episodes there are, and their limits."""
+class EpisodeLimits(Section):
+    """The limits of an episode, in a recipe and in Python."""
 
-    num_rows: int = Field(1000, ge=1)
-    """Number of prompts where the run has no `data`. Each begins an episode with another seed. With `data` every row
-    begins one, and `reset` is given the row."""
     max_turns: int = Field(16, ge=1)
     """Turns of the policy in an episode. One that is not over by then ends with finish `length`."""
     max_tokens: int = Field(1024, ge=2)
@@ -37,6 +34,14 @@ class PlayedEnvironmentConfig(Section):
     null has no such limit."""
     template_variables: dict[str, Any] = Field(default_factory=dict)
     """What the chat template reads besides messages and tools, such as `enable_thinking`."""
+
+
+class PlayedEnvironmentConfig(EpisodeLimits):
+    """What all kinds have in common: how many episodes there are, and their limits."""
+
+    num_rows: int = Field(1000, ge=1)
+    """Number of prompts where the run has no `data`. Each begins an episode with another seed. With `data` every row
+    begins one, and `reset` is given the row."""
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         """(key, what it names, why that cannot be used or None) of all code that is imported. Nothing is imported."""
