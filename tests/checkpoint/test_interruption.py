@@ -63,10 +63,8 @@ def training(
 
 STATUSES = [
     (signal.SIGTERM, 143),
-    (signal.SIGINT, 130),
     (signal.SIGHUP, 129),
     (signal.SIGUSR1, 138),
-    (signal.SIGUSR2, 140),
 ]
 
 

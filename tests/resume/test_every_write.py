@@ -17,9 +17,9 @@ from run_outcomes import assert_same_outcome, outcome, read_lines
 from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs, recipe_of, run
 
 AUTO = RunOptions(quiet=True, resume="auto")
-EVERY: dict[Kind, int] = {"reward": 10, "dpo": 10, "kto": 40, "prm": 40}
-"""The other supervised trainers write what SFT writes, a model and its optimizer, in the same order: a few moments will
-do."""
+EVERY: dict[Kind, int] = {"sft": 2, "ppo": 2, "reward": 10, "dpo": 40, "kto": 40, "prm": 40}
+"""Which moments are tried: of PPO and SFT each second one. The other trainers write what SFT writes, a model and its
+optimizer, in the same order, so that a few will do."""
 
 pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from proximo.checkpoint import atomic
 from proximo.checkpoint.ranks import Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.run import RunConfig
@@ -145,39 +144,6 @@ def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) 
     assert resumed.weight == 8.0625
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert lines(tmp_path / "cut" / name) == lines(tmp_path / "whole" / name)
-
-
-def count_effects(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> list[str]:
-    """Let the first `limit` file-system effects of all saves pass and make the next one fail."""
-    seen: list[str] = []
-    for name in ("write_bytes", "publish_folder", "write_bytes_atomically", "fsync_tree", "remove"):
-        original = vars(atomic)[name]
-
-        def effect(*given: Any, _name: str = name, _original: Any = original) -> Any:
-            if limit is not None and len(seen) >= limit:
-                raise OSError("the disk is gone")
-            seen.append(_name)
-            return _original(*given)
-
-        monkeypatch.setattr(atomic, name, effect)
-    return seen
-
-
-def test_a_fault_at_any_effect_of_any_save_loses_nothing(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        seen = count_effects(patch, None)
-        start(tmp_path / "whole")
-        effects = len(seen)
-    wanted = lines(tmp_path / "whole" / "metrics.jsonl")
-    assert effects > 15
-    for limit in range(effects):
-        folder = tmp_path / f"cut-{limit}"
-        with pytest.MonkeyPatch.context() as patch:
-            count_effects(patch, limit)
-            with pytest.raises((OSError, RuntimeError)):
-                start(folder)
-        assert start(folder, resume="auto") == 0
-        assert lines(folder / "metrics.jsonl") == wanted, limit
 
 
 def test_a_mistake_in_the_data_loses_nothing_of_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
-"""Pushes of a run to the Hub, against a server on this machine that answers as the Hub does."""
+"""Pushes of a run to the Hub, with a stand-in for its client."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -13,7 +10,6 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from distributed.launched import write_recipe
 from proximo import SavedRun
 from proximo.cli import main
 from proximo.errors import ProximoError
@@ -21,7 +17,7 @@ from proximo.run import journal, loop, pushes
 from proximo.run.model_card import CARD
 from proximo.run.options import RunOptions
 from proximo.run.pushes import git_hash, push_folder
-from run.fake_hub import TOKEN, FakeHub, fake_hub
+from run.fake_hub import URL, FakeHub
 from run_outcomes import read_lines
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 from waiting import LATEST_SECONDS
@@ -29,15 +25,17 @@ from waiting import LATEST_SECONDS
 QUIET = RunOptions(quiet=True)
 AGAIN = RunOptions(quiet=True, resume="auto")
 NAME = "me/mine"
+TOKEN = "hf_tokenofatest"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with fake_hub() as hub:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        yield hub
+    hub = FakeHub()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    yield hub
+    hub.answers.set()
 
 
 @pytest.fixture
@@ -128,23 +126,13 @@ def test_a_run_that_is_stopped_does_not_wait_and_goes_on_to_push_when_it_is_resu
     assert "Step 5" in [message for message, _ in hub.commits]
 
 
-def test_the_end_of_a_process_waits_only_so_long_for_an_upload(place: Path, hub: FakeHub) -> None:
+def test_the_end_of_a_run_waits_only_so_long_for_an_upload(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.answers.clear()
-    recipe = write_recipe("sft", pushing(place), place)
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-    program = (
-        "import sys; from proximo.cli import main; from proximo.run import pushes; pushes.WAIT_MINUTES = 0.02; "
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "sft", str(recipe), "--quiet"],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LATEST_SECONDS,
-    )
-    assert (ended.returncode, "it has not ended within 0.02 minutes" in ended.stderr) == (0, True)
+    monkeypatch.setattr(pushes, "WAIT_MINUTES", 0.002)
+    assert run("sft", pushing(place), QUIET) == 0
+    assert "it has not ended within 0.002 minutes" in (place / "run" / "log.txt").read_text()
     assert hub.commits == []
     assert not list((place / "run" / "push").glob("step-*"))
 
@@ -161,7 +149,7 @@ def test_an_export_goes_the_same_way(place: Path, hub: FakeHub, capsys: Any) -> 
     assert main(["export", "run", "out", "--push", NAME, "--private"]) == 0
     assert hub.commits[0][0] == "Step 5 of run"
     assert hub.private == {NAME: True}
-    assert capsys.readouterr().out.endswith(f"{hub.url}/{NAME}\n")
+    assert capsys.readouterr().out.endswith(f"{URL}/{NAME}\n")
     assert SavedRun("run").export("same", push="me/same", private=True) == Path("same")
     assert hub.repositories["me/same"] == hub.repositories[NAME]
     assert hub.private["me/same"] is True
