@@ -1,8 +1,8 @@
 """A program that runs command lines of Proximo in child processes and kills them. Not which, nor when: it is told.
 
 One job per line of standard input, one report per line of standard output, both JSON. A child is a fork of this
-process, which has imported everything and computed nothing; it dies by a real SIGKILL at an exact place. The package has
-no hook for this: its functions are replaced in the child.
+process, which has imported everything and computed nothing; it dies by a real SIGKILL at an exact place. The package
+has no hook for this: its functions are replaced in the child.
 """
 
 import json

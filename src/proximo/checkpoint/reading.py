@@ -70,16 +70,6 @@ def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | No
     return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
 
 
-def left_by_failed_save(checkpoints: Path) -> str:
-    """Says which checkpoint to resume from after a failed save."""
-    if saved_steps(checkpoints):  # a checkpoint gets its name only when it is complete
-        return "The latest complete checkpoint is untouched: make room, or repair the disk, and continue with --resume"
-    return (
-        "It would have been the first one, so there is none to resume from: make room, or repair the disk, and start "
-        "again with --resume=auto or --overwrite"
-    )
-
-
 class SavedState(dict[str, Any]):
     """A dict whose `[]` raises CheckpointError for a missing key."""
 

@@ -21,7 +21,6 @@ from proximo.checkpoint.ranks import (
     Writer,
     captured,
     check_all_seen,
-    check_names,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (
@@ -34,7 +33,6 @@ from proximo.checkpoint.reading import (
     describe_folder,
     encode_state,
     folder_of,
-    left_by_failed_save,
     open_checkpoint,
     read_manifest,
     saved_steps,
@@ -56,8 +54,6 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, *, keep_last: int | None = None, best: Literal["highest", "lowest"] = "highest"
     ) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1, or None to keep all; got {keep_last}")
         self.folder = folder
         self._keep_last = keep_last
         self._sign = 1.0 if best == "highest" else -1.0
@@ -88,7 +84,6 @@ class CheckpointStore:
         """
         self.finish()
         metric = metric if metric is not None and math.isfinite(metric) else None
-        check_names(writers)
         encoded = encode_state(state)
         what = f"the save of step {step}"
         saved = current().on_rank_0(lambda: self._saved_before(step, state, metric), what=what)
@@ -256,7 +251,7 @@ class CheckpointStore:
                 raise
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. "
-                f"{left_by_failed_save(self.folder)}"
+                "Earlier ones are untouched: make room, or repair the disk, and continue with --resume=auto"
             ) from error
 
     def _point_to(self, latest: int) -> None:
@@ -311,16 +306,14 @@ class CheckpointStore:
             return open_checkpoint(self.folder, step, parts=parts)
         except DamagedError as damage:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on(step)}"
+                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on()}"
             ) from damage
 
-    def _way_on(self, damaged: int | None = None) -> str:
+    def _way_on(self) -> str:
         """Advice for a damaged checkpoint, or for a pointer that names none."""
-        if not {*self.steps()} - {damaged}:
-            return "There is no other checkpoint: begin anew with --overwrite"
         return (
             f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
-            "--checkpoint to a command that reads the run"
+            "--checkpoint to a command that reads the run; --overwrite begins anew"
         )
 
 

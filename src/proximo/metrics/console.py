@@ -225,8 +225,7 @@ class TerminalProgress(ProgressView):
             label=info.label(info.first_step),
             left="",
         )
-        self._shown = self._screen()
-        self._shown.start()
+        self._start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         watched = self._info.trainer.metrics.watched
@@ -250,10 +249,14 @@ class TerminalProgress(ProgressView):
 
     def close(self) -> None:
         self._bar.update(self._task, description="")
-        self._shown.stop()
+        self._stop()
 
-    def _screen(self) -> "Live | _Cell":
-        return Live(get_renderable=self._view, console=self._console, refresh_per_second=FRAMES_PER_SECOND)
+    def _start(self) -> None:
+        self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=FRAMES_PER_SECOND)
+        self._live.start()
+
+    def _stop(self) -> None:
+        self._live.stop()
 
     def _view(self) -> Group:
         shown = self._info.watched(self._numbers)
@@ -264,50 +267,34 @@ class TerminalProgress(ProgressView):
         return Group(self._bar, numbers)
 
 
-class NotebookProgress(TerminalProgress):
-    """The same in the output of a notebook's cell, drawn at most four times a second."""
+class NotebookProgress(TerminalProgress, JupyterMixin):
+    """The same as an output of the running cell that is replaced in place, at most four times a second.
 
-    def __init__(self, info: ProgressInfo, console: Console) -> None:
-        self._cell = _Cell(self._view, info.clock)
-        super().__init__(info, console)
+    `Live` of rich would need ipywidgets there.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         super().write(step, metrics)
-        self._cell.draw()
+        self._draw()
 
     def phase(self, name: str) -> None:
         super().phase(name)
-        self._cell.draw()
-
-    def _screen(self) -> "_Cell":
-        return self._cell
-
-
-class _Cell(JupyterMixin):
-    """An output of the running cell that is replaced in place. `Live` of rich would need ipywidgets there."""
-
-    def __init__(self, view: Callable[[], RenderableType], clock: Clock) -> None:
-        self._view = view
-        self._clock = clock
-        self._handle: Any = None
-        self._drawn_at = -math.inf
+        self._draw()
 
     def __rich__(self) -> RenderableType:
         return self._view()
 
-    def start(self) -> None:
-        """Show the view for the first time."""
-        self._handle = import_module("IPython.display").display(self, display_id=True)
+    def _start(self) -> None:
+        self._drawn_at = -math.inf
+        self._output: Any = import_module("IPython.display").display(self, display_id=True)
 
-    def draw(self) -> None:
-        """Show the view in place of the last one, unless that is too new."""
-        if self._clock() - self._drawn_at >= 1 / FRAMES_PER_SECOND:
-            self.stop()
+    def _draw(self) -> None:
+        if self._info.clock() - self._drawn_at >= 1 / FRAMES_PER_SECOND:
+            self._stop()
 
-    def stop(self) -> None:
-        """Show the last view."""
-        self._drawn_at = self._clock()
-        self._handle.update(self)
+    def _stop(self) -> None:
+        self._drawn_at = self._info.clock()
+        self._output.update(self)
 
 
 def _shown(name: str, number: float) -> str:

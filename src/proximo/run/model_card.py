@@ -27,6 +27,10 @@ from proximo.trainer_kinds import trainer_of
 
 CARD = "README.md"
 SCALAR_ROLES = ("value", "reward")
+LIMITS = """## Limits
+
+- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.
+- Licence and limits of the model that it started from, and of the data, hold for it too."""
 WHAT = {
     "policy": "A language model",
     "average": "A language model, the moving average of a policy in training",
@@ -50,8 +54,7 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
         f"{WHAT.get(role, WHAT['policy'])}, from step {step:,} of {_stage(run)} with Proximo.",
         *_training(recipe, run),
         *_table(run),
-        *_use(role, is_adapter),
-        _limits(role),
+        LIMITS,
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -156,29 +159,6 @@ def _table(run: Run) -> Iterator[str]:
             for row in rows
         ],
     )
-
-
-def _use(role: str, is_adapter: bool) -> Iterator[str]:
-    kind = "SequenceClassification" if role in SCALAR_ROLES else "CausalLM"
-    loader = f"{'AutoPeftModelFor' if is_adapter else 'AutoModelFor'}{kind}"
-    yield "## Use"
-    imports = f"from transformers import {loader}, AutoTokenizer"
-    if is_adapter:
-        imports = f"from peft import {loader}\nfrom transformers import AutoTokenizer"
-    yield (
-        f'```python\n{imports}\n\npath = "."  # this folder\n'
-        f"model = {loader}.from_pretrained(path{', num_labels=1' if is_adapter and role in SCALAR_ROLES else ''})\n"
-        "tokenizer = AutoTokenizer.from_pretrained(path)\n```"
-    )
-
-
-def _limits(role: str) -> str:
-    lines = ["## Limits", ""]
-    if role == "value":
-        lines.append("- It has seen only answers of the policy that it was trained with.")
-    lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
-    lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
-    return "\n".join(lines)
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
