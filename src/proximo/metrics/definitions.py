@@ -101,7 +101,8 @@ class Catalogue:
 
     def repeatable(self, line: Mapping[str, float]) -> dict[str, float]:
         """The metrics of a line that a second run must reproduce bit for bit: all but times and memory."""
-        return {name: value for name, value in line.items() if name == "step" or self.find(name).repeatable}
+        known = ((name, self.get(name)) for name in line)
+        return {name: line[name] for name, metric in known if name == "step" or (metric and metric.repeatable)}
 
 
 class Section(StrEnum):

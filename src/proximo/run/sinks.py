@@ -249,5 +249,5 @@ class AlarmWatch:
 
 def _repeatable(step: int, metrics: Mapping[str, float | None]) -> dict[str, float]:
     """The step's metrics without times and memory: an alarm must not depend on the load of the machine."""
-    known = ((name, number, catalogue().get(name)) for name, number in metrics.items() if number is not None)
-    return {"step": step, **{name: number for name, number, metric in known if metric and metric.repeatable}}
+    numbers = {name: number for name, number in metrics.items() if number is not None}
+    return {"step": step, **catalogue().repeatable(numbers)}
