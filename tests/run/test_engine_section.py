@@ -210,15 +210,6 @@ def test_each_server_gets_devices_of_its_own(
     assert [spec.environment for spec in started.specs] == [variables | each for each in given]
 
 
-def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:
-    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
-    ahead = Sampling(temperature=1.0, max_tokens=40, staleness=3)
-    with ExitStack() as opened:
-        made(config, policy().with_adapter(LoRAOptions(rank=3)), opened, sampling=ahead)
-    command = started.specs[0].command()
-    assert command[command.index("--max-loras") + 1] == "5"
-
-
 @pytest.mark.parametrize("change", ["tokens", "adapter", "config", None])
 def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
     change: str | None, started: type[Started], tmp_path: Path
@@ -246,18 +237,18 @@ def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
         torch.testing.assert_close(dict(found), wanted, atol=0, rtol=0)
 
 
-def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
+def test_a_server_has_the_revision_that_the_policy_was_loaded_from_and_the_adapters_that_responses_began_with(
     started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
-    start = policy()
+    start, ahead = policy(), Sampling(temperature=1.0, max_tokens=40, staleness=3)
     start.base.config._commit_hash = "0123abc"
     monkeypatch.setattr(built, "_holds_start_of", lambda *_: True)
     with ExitStack() as opened:
-        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
+        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model", sampling=ahead)
         command = started.specs[0].command()
-        assert command[command.index("--model") + 1] == "owner/model"
-        assert command[command.index("--revision") + 1] == "0123abc"
+        for key, value in {"--model": "owner/model", "--revision": "0123abc", "--max-loras": "5"}.items():
+            assert command[command.index(key) + 1] == value
 
 
 @pytest.mark.parametrize(

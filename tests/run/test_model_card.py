@@ -1,6 +1,7 @@
 """The README.md of trained models: what it says, where it lies, what it never tells, and the way to the Hub."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,24 @@ QUIET = RunOptions(quiet=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     place = make_inputs(tmp_path / "private-folder-of-mine")
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inputs, and a run of fine-tuning on them."""
+    place = make_inputs(tmp_path_factory.mktemp("cards"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+        assert run("sft", recipe_of("sft", place), QUIET) == 0
+    return place
+
+
+@pytest.fixture
+def sft(fine_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them, in which the test is."""
+    place = shutil.copytree(fine_tuned, tmp_path / "sft")
     monkeypatch.chdir(place)
     return place
 
@@ -85,12 +104,11 @@ def test_the_settings_and_the_figures_are_those_of_the_run(place: Path, capsys: 
     assert shown[2].split()[0] in again
 
 
-def test_a_card_of_an_earlier_checkpoint_knows_nothing_of_later_steps(place: Path) -> None:
-    trained(place, "sft")
+def test_a_card_of_an_earlier_checkpoint_knows_nothing_of_later_steps(sft: Path) -> None:
     assert main(["export", "run", "out", "--checkpoint", "step-4"]) == 0
     card = Path("out", CARD).read_text()
     assert "from step 4 of supervised fine-tuning" in card
-    before = read_lines(place / "run" / "metrics.jsonl")[4]
+    before = read_lines(sft / "run" / "metrics.jsonl")[4]
     assert rows(card, "Loss")[2] == f"{before['evaluation/loss']:.2f} (step 4)"
 
 
@@ -112,9 +130,8 @@ def test_no_file_tells_where_things_lie_on_this_machine(kind: str, place: Path) 
         assert b"private-folder" not in path.read_bytes(), path
 
 
-def test_names_on_the_hub_stand_in_the_front_matter(place: Path) -> None:
-    trained(place, "sft")
-    saved = place / "run" / "config.resolved.json"
+def test_names_on_the_hub_stand_in_the_front_matter(sft: Path) -> None:
+    saved = sft / "run" / "config.resolved.json"
     config = json.loads(saved.read_text())
     config["model"] |= {"path": "owner/model", "config": None}
     config["data"]["sources"][0]["path"] = "owner/texts"
@@ -144,10 +161,9 @@ def test_saving_an_adapter_leaves_a_card_as_it_was_and_makes_none(tmp_path: Path
     assert (tmp_path / "old" / CARD).read_text() == "mine"
 
 
-def test_a_run_whose_settings_cannot_be_read_has_a_short_card(place: Path) -> None:
-    trained(place, "sft")
-    (place / "run" / "config.resolved.json").write_text("{")
-    (place / "run" / "metrics.jsonl").unlink()
+def test_a_run_whose_settings_cannot_be_read_has_a_short_card(sft: Path) -> None:
+    (sft / "run" / "config.resolved.json").write_text("{")
+    (sft / "run" / "metrics.jsonl").unlink()
     assert main(["export", "run", "out"]) == 0
     card = Path("out", CARD).read_text()
     assert "from step 5 of a training run" in card
@@ -161,10 +177,8 @@ def test_a_run_without_a_checkpoint_has_no_card(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("refusal", [ConnectionError, hub.HTTPError])
 def test_without_a_network_the_folder_is_kept_and_the_way_told(
-    refusal: type[Exception], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    refusal: type[Exception], sft: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    trained(place, "sft")
-
     def create_repo(*_: Any, **__: Any) -> Any:
         raise refusal("offline mode is enabled")
 
