@@ -126,23 +126,20 @@ class _ResilientConsole(Console):
 
 
 class PlainProgress(ProgressView):
-    """One line per step, for log files and pipes; before the first and after the last one also what it is doing, since
-    it may take long.
-    """
+    """One line per step, for log files and pipes, and one for each phase when it first begins: it may take long."""
 
     def __init__(self, info: ProgressInfo, console: Console) -> None:
         super().__init__(console)
         self._info = info
         self._started = info.clock()
-        self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
-        """The step whose phases are shown; 0 is the evaluation before training. None between the first and the last."""
+        self._next = info.first_step + 1 if info.first_step else 0
+        """The step that phases belong to; 0 is the evaluation before training."""
         self._phases: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        begins, ends = step == self._info.first_step, step == self._info.total_steps
-        if begins:  # an evaluation before training is not a step
+        if step == self._info.first_step:  # an evaluation before training is not a step
             self._started = self._info.clock()
-        self._waiting_for = step if ends else step + 1 if begins else None
+        self._next = min(step + 1, self._info.total_steps)
         numbers = self._info.watched(metrics)
         if step == 0 and not numbers:  # nothing was evaluated
             return
@@ -151,10 +148,9 @@ class PlainProgress(ProgressView):
         self._print("  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))
 
     def phase(self, name: str) -> None:
-        if self._waiting_for is None or name in self._phases:
-            return
-        self._phases.add(name)
-        self._print(f"{self._info.label(self._waiting_for)}: {name}")
+        if name not in self._phases:
+            self._phases.add(name)
+            self._print(f"{self._info.label(self._next)}: {name}")
 
     def note(self, message: str) -> None:
         self._print(message)
