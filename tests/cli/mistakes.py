@@ -225,7 +225,7 @@ COMMANDS = (
     _use("resume without a checkpoint", "ppo r.yaml --resume", "has no checkpoint yet", files=HELD),
     _use("run in a folder of something else", "ppo r.yaml", "holds no run", files={"r.yaml": PPO, "runs/x/a": ""}),
     _use("run in a file", "ppo r.yaml", "runs/x is a file", files={"r.yaml": PPO, "runs/x": ""}),
-    _use("run below a file", "ppo r.yaml", "runs is a file", "no run folder runs/x", files={"r.yaml": PPO, "runs": ""}),
+    _use("run below a file", "ppo r.yaml", "runs is a file", "no folder runs/x", files={"r.yaml": PPO, "runs": ""}),
     _use(
         "pipeline in folders that hold runs",
         "pipeline r.yaml",
