@@ -11,7 +11,7 @@ from made_up_runs import HOSTILE, sample, write_dpo_run, write_lines, write_ppo_
 from test_report import Page
 
 from proximo.metrics.definitions import Curve, Section
-from proximo.metrics.report.comparison import NamedRun, compared, comparison_page, differing
+from proximo.metrics.report.comparison import NamedRun, compared, comparison_page
 from proximo.metrics.report.plots import Line, Plot
 from proximo.metrics.run_files import read_run
 
@@ -187,9 +187,3 @@ def test_whatever_comes_from_data_is_escaped_and_the_page_is_whole(
     assert "http" not in text.replace("http-equiv", "", 1).replace("http://www.w3.org/2000/svg", "", 1)
     assert not re.search(r"url\((?!#)|@import", text)
     assert comparison_page([named(*folders)]) == text
-
-
-def test_equal_values_are_no_difference_and_absent_ones_are() -> None:
-    values = [{"same": "1", "other": "1", "here": "1"}, {"same": "1", "other": "2"}]
-    assert rows(differing(values, shared_only=False)) == {"other": ("1", "2"), "here": ("1", None)}
-    assert rows(differing(values, shared_only=True)) == {"other": ("1", "2")}

@@ -11,7 +11,6 @@ import torch
 
 from proximo.checkpoint.ranks import Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.config.run import RunConfig
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.kernels import kernels_of
@@ -201,30 +200,6 @@ def test_settings_that_choose_the_environment_may_differ_with_the_same_permissio
     with pytest.raises(RunFolderError, match=r"run.seed"):
         start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
     assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
-
-
-class LaterRun(RunConfig):
-    """Of another version, which has one setting more."""
-
-    new_key: int = 3
-
-
-class LaterRecipe(SFTRecipe):
-    run: LaterRun
-
-
-def start_later(folder: Path, **run: Any) -> int:
-    made = LaterRecipe.model_validate(recipe(folder).model_dump() | {"run": {**recipe(folder).run.model_dump(), **run}})
-    return run_task(Counting, made, RunOptions(quiet=True, resume="must"))
-
-
-def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
-    start(tmp_path / "run", run={"keep_last": 5})
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
-    assert start_later(tmp_path / "run", keep_last=5) == 0
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
-    with pytest.raises(RunFolderError, match=r"(?s)run.new_key \(saved as 3\): there is no such setting.*proximo \d"):
-        start(tmp_path / "run", resume="must")
 
 
 def delete_the_second_line(path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_card_of_an_earlier_checkpoint_knows_nothing_of_later_steps(sft: Path)
     assert rows(card, "Loss")[2] == f"{before['evaluation/loss']:.2f} (step 4)"
 
 
-@pytest.mark.parametrize("kind", ["reward", "dpo", "ppo"])
+@pytest.mark.parametrize("kind", ["reward", "ppo"])
 def test_no_file_tells_where_things_lie_on_this_machine(kind: str, place: Path) -> None:
     """But for the base of an adapter, without which it could not be loaded."""
     final = trained(place, kind, {"model.lora": LORA})
