@@ -110,13 +110,6 @@ def test_a_metric_has_one_plot_with_a_line_of_each_run_in_its_own_colour(
     assert {"Clip fraction: policy", "Clip fraction: value"} <= set(cards)
 
 
-def test_a_setting_that_is_constant_in_each_run_is_drawn_where_the_runs_differ_in_it(tmp_path: Path) -> None:
-    first, same = ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b")
-    other = ppo_run(tmp_path / "c", change=lambda line: line | ({"kl/coefficient": 0.2} if line["step"] else {}))
-    more = [compared(named(*pair), key="k").cards[Section.MORE] for pair in ((first, same), (first, other))]
-    assert [any(card.title == "KL coefficient" for card in cards) for cards in more] == [False, True]
-
-
 def test_figures_stand_beside_each_other_where_they_are_of_the_same_metric(tmp_path: Path) -> None:
     def untested(line: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in line.items() if not name.startswith("evaluation/")}

@@ -142,11 +142,8 @@ def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoi
     try:
         assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto")) == 0
         assert_same_outcome(folder, expected, after=f"damage to {name}")
-        aside = folder / CHECKPOINTS / "damaged-step-000005"
-        assert (aside / name).is_file() is (what != "gone")
         found = "it is missing" if what == "gone" else f"{path} "
-        said = f"step 5 is passed over, and what there is of it is now in {aside.name}: {found}"
-        assert said in (folder / "log.txt").read_text()
+        assert f"step 5 is passed over: {found}" in (folder / "log.txt").read_text()
     finally:
         shutil.rmtree(folder)
         shutil.move(kept, folder)

@@ -6,7 +6,7 @@ from functools import cache
 
 from proximo.metrics.definitions import Catalogue
 from proximo.metrics.shared_declarations import RUN
-from proximo.metrics.values import MetricValue, combine
+from proximo.metrics.values import MetricValue
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 
@@ -54,7 +54,7 @@ def step_line(*records: Mapping[str, MetricValue]) -> tuple[dict[str, float], li
             raise TypeError(
                 f"metric {name!r} is declared as a {declared.__name__}, and was recorded as a {type(value).__name__}"
             )
-        values[name] = combine(values[name], value) if name in values else value
+        values[name] = values[name].combine(value) if name in values else value
     numbers = {name: value.value for name, value in values.items() if value.value is not None}
     non_finite = sorted(name for name, number in numbers.items() if not math.isfinite(number))
     if non_finite:

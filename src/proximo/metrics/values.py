@@ -156,13 +156,6 @@ class Last:
         return self if other.value is None else other
 
 
-def combine(first: MetricValue, second: MetricValue) -> MetricValue:
-    """The value over the data of both; `second` is the newer one. Raises TypeError for two different types."""
-    if type(first) is not type(second):
-        raise TypeError(f"a {type(first).__name__} was to be combined with a {type(second).__name__}")
-    return first.combine(second)
-
-
 def _check_count(count: float) -> None:
     if not (math.isfinite(count) and count >= 0):
         raise ValueError(f"the count of a metric value must be zero or more and finite, not {count}")

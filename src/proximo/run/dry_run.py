@@ -18,7 +18,6 @@ from proximo.data.rows import Row, check_row_ids
 from proximo.message_text import count_of
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
-from proximo_verifiers.grader import num_cores
 
 MOST_BYTES = 256 * 2**20
 MOST_ROWS = 100_000
@@ -27,17 +26,6 @@ RowReader = Callable[[Iterable[Row], Counter[Remark]], Iterator[Any]]
 """Reads rows as a trainer does, without tokens, and counts in remarks what it does not use. Raises DataError for rows
 that it cannot read."""
 Line = tuple[str, str]
-
-
-def thread_problem(run: RunConfig) -> str | None:
-    """A warning if the run has more threads than this process has cores; else None."""
-    cores = num_cores()
-    if run.num_threads is None or run.num_threads <= cores:
-        return None
-    return (
-        f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
-        "wait for each other slow a run down many times; lower it, or leave it out"
-    )
 
 
 def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:

@@ -79,12 +79,9 @@ def load_to_resume(
     assert checkpoint is not None, "a run that is resumed has one"
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
     notes = _compare(saved, fingerprints, recipe, options)
-    store.go_back_to(checkpoint, damaged=damages)
-    passed_over = (
-        f"warning: the checkpoint of step {step} is passed over, and what there is of it is now in "
-        f"damaged-step-{step:06d}: {why}"
-        for step, why in damages.items()
-    )
+    if damages:
+        store.go_back_to(checkpoint)
+    passed_over = (f"warning: the checkpoint of step {step} is passed over: {why}" for step, why in damages.items())
     return checkpoint, [*passed_over, *notes]
 
 

@@ -153,7 +153,7 @@ def _cards(
         traces = [trace for trace in expanded(curve.traces, names) if trace.name in names]
         for trace in traces:
             lines = _lines(runs, trace)
-            if trace.name in drawn or len(lines) < fewest or (curve.section is Section.MORE and _is_constant(lines)):
+            if trace.name in drawn or len(lines) < fewest:
                 continue
             drawn.add(trace.name)
             plot = draw_lines(curve, lines, key=f"{key}-{len(drawn)}")
@@ -171,10 +171,6 @@ def _lines(runs: Sequence[NamedRun], trace: Trace) -> "list[Line]":
         for run, series in recorded
         if len(series)
     ]
-
-
-def _is_constant(lines: "Sequence[Line]") -> bool:
-    return len({value for line in lines for value in line.series.values}) == 1
 
 
 def _side_by_side(runs: Sequence[NamedRun]) -> tuple[Row[Sample], ...]:

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
-from proximo.metrics.definitions import Curve, Metric, Section
+from proximo.metrics.definitions import Metric, Section
 from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, facts, pair_samples
 from proximo.metrics.run_files import Run, ScoredPair
 from proximo.metrics.shared_declarations import NO_UPDATE
@@ -101,18 +101,9 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
     trainer = trainer_by_metrics(run.names)
     curves = trainer.metrics.curves if trainer else ()
     for curve in curves:
-        plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
+        plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if curve.section is section else None
         if plot is not None:
             yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
-
-
-def _belongs(curve: Curve, run: Run, section: Section) -> bool:
-    """Whether to show the curve in this section.
-
-    Constant metrics, such as a fixed coefficient, are left out of MORE.
-    """
-    values = {value for trace in curve.traces for value in run.series(trace.name).values}
-    return curve.section is section and (section is not Section.MORE or len(values) != 1 or len(run.lines) == 1)
 
 
 def as_yaml(values: object) -> str:
