@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from proximo.kernels import kernels_of
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import journal
+from proximo.run import journal, loop
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
 from proximo.run.task import Record
@@ -368,6 +371,18 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     start(tmp_path / "run", Counting(num_steps=8), run={"keep_last": 2, "save_every_steps": 1})
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-000002", "step-000007", "step-000008"]
+
+
+def test_a_run_saves_when_minutes_have_passed_since_its_last_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count(0, 20)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop, "time", clock)
+    run = {"save_every_steps": None, "save_every_minutes": 1.0, "keep_last": 9}
+    start(tmp_path / "run", Counting(num_steps=8), run=run)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-000003", "step-000006", "step-000008"]
 
 
 def test_overwriting_moves_the_earlier_run_aside_and_says_where_it_is(

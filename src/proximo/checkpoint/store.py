@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saves each whole or not at all, verifies and prunes them, and decides when to save.
+"""The checkpoints of one run: saves each whole or not at all, verifies and prunes them.
 
 A save writes everything under a temporary name, syncs it, writes the manifest last, renames the folder, and only then
 updates the pointer file `latest`. After a crash a folder is therefore complete, or has a temporary name that the next
@@ -6,8 +6,7 @@ save deletes.
 """
 
 import math
-import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -310,32 +309,3 @@ class CheckpointStore:
             f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
             "--checkpoint to a command that reads the run; --overwrite begins anew"
         )
-
-
-class SaveSchedule:
-    """Due at every multiple of `every_steps`, and when `every_minutes` have passed since the last save; None: never.
-
-    The clock, in seconds, starts with the schedule. Saving by time does not change what a run computes.
-    """
-
-    def __init__(
-        self,
-        *,
-        every_steps: int | None,
-        every_minutes: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._every_steps = every_steps
-        self._every_minutes = every_minutes
-        self._clock = clock
-        self._last_save_seconds = clock()
-
-    def due(self, step: int) -> bool:
-        """Whether to save after this step."""
-        by_steps = self._every_steps is not None and step % self._every_steps == 0
-        seconds = self._clock() - self._last_save_seconds
-        return by_steps or (self._every_minutes is not None and seconds >= 60 * self._every_minutes)
-
-    def saved(self) -> None:
-        """Restart the minutes, after any save."""
-        self._last_save_seconds = self._clock()

@@ -13,7 +13,7 @@ from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.ranks import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, SERVERS, RunFolder, open_run
-from proximo.checkpoint.store import CheckpointStore, SaveSchedule
+from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.signals import Interruption
 from proximo.distributed.world import current
@@ -217,9 +217,7 @@ class _Loop:
             self.journal.progress.phase(name)
 
     def _steps(self, first: int, last: int) -> int:
-        schedule = SaveSchedule(
-            every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
-        )
+        self.saved_at = time.monotonic()
         if not self.resuming:
             self._log(0, self._evaluate(0))
         with ExitStack() as entered:
@@ -232,12 +230,11 @@ class _Loop:
                 records = [record, self._evaluation_due(step)]
 
                 def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
-                    return self._decide(step, records, schedule, interruption)
+                    return self._decide(step, records, interruption)
 
                 decision = self.world.on_rank_0(decide, what=f"the end of step {step}")
                 if decision.saves:
                     self._save(step, decision.metric, keeps_all=decision.guard is not None)
-                    schedule.saved()
                     if decision.exit_status is None and self.journal is not None and self.journal.pushes is not None:
                         self.journal.pushes.saved(self.store)
                 if decision.guard is not None:
@@ -295,7 +292,6 @@ class _Loop:
         self,
         step: int,
         records: Sequence[Record | None],
-        schedule: SaveSchedule,
         interruption: Interruption,
     ) -> _Decision:
         """Write the step's line, and decide on what follows."""
@@ -303,7 +299,7 @@ class _Loop:
         stopping = interruption.requested
         if stopping:
             interruption.step_ended()
-        due = step == self.task.num_steps or schedule.due(step)
+        due = step == self.task.num_steps or self._save_is_due(step)
         guard = next((record.guard for record in records if record is not None and record.guard is not None), None)
         # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
         return _Decision(
@@ -342,6 +338,13 @@ class _Loop:
             "num_log_lines": {} if self.journal is None else self.journal.num_log_lines,
         }
         self.store.save(step, self.task.writers(), state, metric=metric, keeps_all=keeps_all)
+        self.saved_at = time.monotonic()
+
+    def _save_is_due(self, step: int) -> bool:
+        """At every multiple of the steps, and when the minutes have passed since the last save."""
+        steps, minutes = self.run_config.save_every_steps, self.run_config.save_every_minutes
+        by_steps = steps is not None and step % steps == 0
+        return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
 
     def _restore(self) -> int:
         """Steps already done: 0 for a new run."""
