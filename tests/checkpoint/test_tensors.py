@@ -148,14 +148,6 @@ def test_a_parameter_without_a_gradient_has_no_state_before_and_after(tmp_path):
     assert restored.state[fresh["layer.bias"]]["step"] == 2
 
 
-def test_an_optimizer_that_never_stepped_can_be_saved_and_loaded(tmp_path):
-    named = parameters()
-    write_optimizer(tmp_path / "file", AdamW(named.values()), named)
-    restored = AdamW(named.values())
-    read_optimizer(tmp_path / "file", restored, named)
-    assert not restored.state
-
-
 def test_names_that_are_missing_or_unexpected_are_errors_and_change_nothing():
     named = parameters()
     optimizer = AdamW(named.values())

@@ -283,20 +283,12 @@ def test_a_server_for_shorter_responses_than_the_runs_is_refused(*, max_tokens: 
             made(config, policy(), opened, sampling=sampling)
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        ({"kind": "vllm", "replicas": 2}, "vLLM, 2 started by the run"),
-        ({"kind": "vllm", "addresses": ["http://a:8000", "http://b:8000"]}, "vLLM at http://a:8000, http://b:8000"),
-    ],
-)
-def test_a_preview_and_a_plan_say_who_samples(
-    engine: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preview_and_a_plan_say_who_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = {"kind": "vllm", "addresses": ["http://a:8000", "http://b:8000"]}
     path = tmp_path / "ppo.json"
     path.write_text(json.dumps(recipe_of("ppo", make_inputs(tmp_path)) | {"engine": engine}))
     assert main(["ppo", str(path), "--dry-run"]) == 0
-    assert said in capsys.readouterr().out
+    assert "vLLM at http://a:8000, http://b:8000" in capsys.readouterr().out
     assert main(["plan", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "generate" not in shown

@@ -194,17 +194,6 @@ def test_a_resume_with_other_threads_needs_permission_and_is_noted(tmp_path: Pat
     assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_settings_that_choose_the_environment_may_differ_with_the_same_permission(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Counting(fail_at=4))
-    other = {"num_threads": 2, "device": "cpu"}
-    with pytest.raises(RunFolderError, match=r"(?s)run.device.*run.num_threads"):
-        start(tmp_path / "run", run=other, resume="must")
-    with pytest.raises(RunFolderError, match=r"run.seed"):
-        start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
-    assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
-
-
 def delete_the_second_line(path: Path) -> None:
     first, _, *others = path.read_text().splitlines(keepends=True)
     path.write_text("".join([first, *others]))
