@@ -1,17 +1,30 @@
 """Stands for the client of the Hugging Face Hub in tests of pushes: it keeps what is uploaded."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-from huggingface_hub import RepoUrl
+from huggingface_hub import HfApi, RepoUrl
 from huggingface_hub.errors import HTTPError
 
 from proximo.run.pushes import git_hash
 
 URL = "https://huggingface.co"
+
+
+def as_the_client(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that refuses the arguments that the method of this name of the real client would not take."""
+
+    @wraps(method)
+    def called(*given: Any, **named: Any) -> Any:
+        inspect.signature(getattr(HfApi, method.__name__)).bind(*given, **named)
+        return method(*given, **named)
+
+    return called
 
 
 class FakeHub:
@@ -27,16 +40,19 @@ class FakeHub:
         """Uploads are kept waiting while it is not set."""
         self.answers.set()
 
+    @as_the_client
     def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> RepoUrl:
         assert exist_ok
         if name not in self.repositories:
             self.repositories[name], self.private[name] = {}, private
         return RepoUrl(f"{URL}/{name}")
 
+    @as_the_client
     def get_paths_info(self, name: str, paths: Sequence[str]) -> list[Any]:
         files = self.repositories[name]
         return [SimpleNamespace(blob_id=git_hash(files[path])) for path in paths if path in files]
 
+    @as_the_client
     def upload_folder(
         self, *, repo_id: str, folder_path: Path, ignore_patterns: Sequence[str], commit_message: str
     ) -> None:

@@ -11,7 +11,9 @@ import huggingface_hub.constants
 import pytest
 
 from proximo import SavedRun
+from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
+from proximo.config.sinks import PushConfig
 from proximo.errors import ProximoError
 from proximo.run import journal, loop, pushes
 from proximo.run.model_card import CARD
@@ -115,6 +117,30 @@ def test_a_push_that_fails_is_shown_and_tried_again_by_a_resume(
     assert [message for message, _ in hub.commits] == ["Step 5"]
 
 
+def test_the_outcome_of_a_push_is_in_the_next_line_and_kept_where_the_run_ends_before_it(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = pushes.Pushes.look
+
+    def when_it_has_ended(self: pushes.Pushes) -> None:
+        if self._current is not None:
+            wait([self._current[1]], LATEST_SECONDS)
+        look(self)
+
+    monkeypatch.setattr(pushes.Pushes, "look", when_it_has_ended)
+    hub.refuses = 1
+    stopping = RunOptions(quiet=True, on_step=lambda step, _: step == 4 and signal.raise_signal(signal.SIGTERM))
+    assert run("sft", changed(pushing(place, when="save"), {"run.save_every_steps": 1}), stopping) != 0
+    counted = [line.get("progress/push_failures") for line in read_lines(place / "run" / "metrics.jsonl")]
+    assert counted == [None, None, 1, None, None]
+    assert json.loads((place / "run" / "push" / "state.json").read_text())["step"] == 3
+    noted: list[str] = []
+    uploads = pushes.Pushes(PushConfig(name=NAME, when="save"), place / "run", warn=noted.append, note=noted.append)
+    uploads.saved(CheckpointStore(place / "run" / "checkpoints"))
+    uploads.close()
+    assert noted == [f"pushed step 4 to {URL}/{NAME}"]
+
+
 def test_a_run_that_is_stopped_does_not_wait_and_goes_on_to_push_when_it_is_resumed(place: Path, hub: FakeHub) -> None:
     hub.answers.clear()
     recipe = pushing(place, when="save")
@@ -180,3 +206,8 @@ def test_without_a_server_an_upload_ends_with_the_reason(tmp_path: Path, monkeyp
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ProximoError, match="could not be pushed to me/mine"):
         push_folder(tmp_path, NAME, private=True, message="x")
+
+
+def test_the_stand_in_takes_no_arguments_that_the_client_would_not() -> None:
+    with pytest.raises(TypeError, match="repo_id"):
+        FakeHub().get_paths_info(name=NAME, paths=[CARD])

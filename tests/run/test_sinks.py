@@ -146,13 +146,15 @@ def test_a_sink_that_is_added_on_a_resume_gets_what_was_before(recipe: dict[str,
     assert [{"step": step, **metrics} for step, metrics in Book.lines] == metrics_of(recipe)
 
 
-def test_a_failure_is_shown_once_and_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
+def test_a_failure_is_shown_once_counted_and_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
     Book.fails_at = (1, 3)
     assert run("sft", recipe, START) == 0
     assert Book.steps() == [0, 2, 4, 5]
     said = capsys.readouterr().err
     assert said.count("the network is away") == 1
     assert "test_sinks:open_book failed 2 times; metrics.jsonl has every line" in " ".join(said.split())
+    counted = {line["step"]: line.get("progress/sink_failures") for line in metrics_of(recipe)}
+    assert counted == {0: None, 1: None, 2: 1, 3: None, 4: 1, 5: None}
 
 
 def test_three_failures_in_a_row_give_a_sink_up_and_a_resume_sends_what_it_missed(recipe: dict[str, Any]) -> None:

@@ -213,6 +213,12 @@ PROGRESS = (
     Metric("progress/non_finite_metrics", Sum, "metrics", DOWN).means(
         "Metrics of this step that were NaN or infinite and are absent from its line. Written only if there are any."
     ),
+    Metric("progress/sink_failures", Sum, "failures", DOWN, repeatable=False).means(
+        "Failures of the sinks in `run.sinks` since the previous line. Written only if there are any."
+    ),
+    Metric("progress/push_failures", Sum, "failures", DOWN, repeatable=False).means(
+        "Pushes to the Hub (`run.push`) that failed since the previous line. Written only if there are any."
+    ),
 )
 
 FILTER = (

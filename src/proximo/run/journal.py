@@ -5,6 +5,7 @@ If rank 0 was killed, its launcher or another rank writes the outcome (`write_ou
 
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from proximo.metrics.report.views import run_alarms, without_update
 from proximo.metrics.run_files import read_run
 from proximo.metrics.sinks import Sink
 from proximo.metrics.tensorboard_sink import TensorBoardSink
-from proximo.metrics.values import Last
+from proximo.metrics.values import Last, Sum
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.pushes import Pushes
@@ -69,6 +70,7 @@ class Journal:
         self.progress = LoggedProgress(info, folder.path / LOG, open_progress(info, quiet=options.quiet))
         self.pushes = pushes_of(recipe.run, folder, self.progress)
         self._opened = ExitStack()
+        self._failures_told: Counter[str] = Counter()
 
     def begin(self, *, notes: Sequence[str], log_only: str | None) -> None:
         """Show the notes of the start, and open logs and sinks; `log_only` goes to the log file alone."""
@@ -104,7 +106,7 @@ class Journal:
         samples = [sample for record in records for sample in record.samples]
         for sample in samples:
             self._logs[SAMPLES].append({"step": step, **sample})
-        line, non_finite = step_line({"progress/step": Last(step)}, *(record.metrics for record in records))
+        line, non_finite = step_line({"progress/step": Last(step), **self._new_failures()}, *(record.metrics for record in records))
         if non_finite:
             self.progress.warn(f"step {step}: not finite: {', '.join(non_finite)}")
         self._logs[METRICS].append({"step": step, **line})
@@ -113,6 +115,15 @@ class Journal:
         for tracker in self._trackers:
             tracker.write_samples(step, samples)
         return line
+
+    def _new_failures(self) -> dict[str, Sum]:
+        """The failures of sinks and pushes since the last line, by the name of their metric."""
+        failures = Counter({"progress/sink_failures": sum(tracker.num_failures for tracker in self._trackers)})
+        if self.pushes is not None:
+            self.pushes.look()
+            failures["progress/push_failures"] = self.pushes.num_failures
+        new, self._failures_told = failures - self._failures_told, failures
+        return {name: Sum(count) for name, count in new.items()}
 
     def sync(self) -> None:
         """Flush the lines to disk, before a checkpoint of their steps is saved."""

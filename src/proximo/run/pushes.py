@@ -1,6 +1,6 @@
 """Uploads models to the Hugging Face Hub: those of a run's checkpoints beside the training, and exported ones.
 
-A push that fails is shown, and the run continues; a resume tries again. The upload runs in a thread that ends with the
+A push that fails is counted and shown, and the run continues; a resume tries again. The upload runs in a thread that ends with the
 process. It reads hard links, so that the run may prune the checkpoint meanwhile.
 """
 
@@ -56,6 +56,7 @@ class Pushes:
         self._state = self._remembered()
         self._current: tuple[int, Future[Pushed]] | None = None
         """The step that is being uploaded, and the result to come."""
+        self.num_failures = 0
 
     def saved(self, store: CheckpointStore, *, ended: bool = False) -> None:
         """Begin to upload what is due after a save, or at the end of the run.
@@ -75,7 +76,7 @@ class Pushes:
                 self._failed(due.step, str(error))
 
     def look(self) -> None:
-        """Show the outcome of an upload that has ended."""
+        """Count and show the outcome of an upload that has ended."""
         if self._current is None or not self._current[1].done():
             return
         (step, upload), self._current = self._current, None
@@ -99,6 +100,7 @@ class Pushes:
 
     def close(self) -> None:
         """Give up a running upload: it ends with the process, and finds no more files."""
+        self.look()
         self._current = None
         self._clear()
 
@@ -126,6 +128,7 @@ class Pushes:
         self._current = checkpoint.step, in_background(upload, name=f"push of step {checkpoint.step}")
 
     def _failed(self, step: int, reason: str) -> None:
+        self.num_failures += 1
         told = (redacted(reason).strip().splitlines() or [""])[-1][:500]
         self._warn(f"step {step} was not pushed to {self._config.name}, and the run continues: {told}")
 

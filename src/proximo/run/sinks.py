@@ -64,7 +64,7 @@ class GuardedSink:
         """`samples`: whether to send samples to a sink that takes them."""
         self.label = label
         self._samples = samples
-        self._num_failures = 0
+        self.num_failures = 0
         self._warn = warn
         self._in_a_row = 0
         self._written = -1
@@ -87,7 +87,7 @@ class GuardedSink:
         if step <= before.last_step:
             return
         if self._sink is None:
-            self._num_failures += 1
+            self.num_failures += 1
             return
         try:
             self._remember(_Memory(id=before.id, last_step=step))
@@ -117,8 +117,8 @@ class GuardedSink:
 
     def close(self) -> None:
         self._close()
-        if self._num_failures:
-            self._warn(f"{self.label} failed {count_of(self._num_failures, 'time')}; metrics.jsonl has every line")
+        if self.num_failures:
+            self._warn(f"{self.label} failed {count_of(self.num_failures, 'time')}; metrics.jsonl has every line")
 
     def _close(self) -> None:
         sink, self._sink = self._sink, None
@@ -129,8 +129,8 @@ class GuardedSink:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self._num_failures += 1
-        if self._num_failures == 1:
+        self.num_failures += 1
+        if self.num_failures == 1:
             self._warn(
                 f"{self.label} failed, and the run continues ({type(error).__name__}: {redacted(str(error))[:300]})"
             )
