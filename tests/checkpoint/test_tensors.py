@@ -209,6 +209,19 @@ def test_step_counts_return_to_the_device_where_the_optimizer_wants_them(fused, 
     assert all(torch.equal(named[name], copies[name]) for name in named)
 
 
+def test_state_in_views_of_one_storage_is_written_each_for_itself(tmp_path):
+    """As an optimizer of the user's own may keep it."""
+    named = parameters()
+    optimizer = SGD(named.values())
+    flat = torch.arange(9.0)
+    kept = {"left": flat[:4], "right": flat[3:7], "all": flat, "again": flat}
+    optimizer.state[named["layer.bias"]] = dict(kept)
+    write_optimizer(tmp_path / "file", optimizer, named)
+    restored = SGD(named.values())
+    read_optimizer(tmp_path / "file", restored, named)
+    assert all(same_bits(restored.state[named["layer.bias"]][name], tensor) for name, tensor in kept.items())
+
+
 def test_files_that_are_none_are_errors(tmp_path):
     named = parameters()
     optimizer = AdamW(named.values())

@@ -142,11 +142,22 @@ def test_a_resume_that_nobody_may_look_at_goes_back_to_the_newest_whole_checkpoi
     try:
         assert run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto")) == 0
         assert_same_outcome(folder, expected, after=f"damage to {name}")
+        aside = folder / CHECKPOINTS / "damaged-step-000005"
+        assert (aside / name).is_file() is (what != "gone")
         found = "it is missing" if what == "gone" else f"{path} "
-        assert f"step 5 is passed over: {found}" in (folder / "log.txt").read_text()
+        said = f"step 5 is passed over, and what there is of it is now in {aside.name}: {found}"
+        assert said in (folder / "log.txt").read_text()
     finally:
         shutil.rmtree(folder)
         shutil.move(kept, folder)
+
+
+def test_a_stage_of_a_pipeline_that_is_resumed_by_hand_passes_over_no_damage(finished: Path) -> None:
+    """There `auto` only starts the stages that have not begun."""
+    fifth = finished / "run" / CHECKPOINTS / "step-000005" / STATE
+    options = RunOptions(quiet=True, resume="auto", passes_over_damage=False)
+    with damaged(fifth, None), pytest.raises(CheckpointError, match=f"{fifth} is missing"):
+        run("ppo", recipe(finished), options)
 
 
 def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_latest(finished: Path) -> None:

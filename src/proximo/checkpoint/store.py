@@ -162,9 +162,14 @@ class CheckpointStore:
                 damages[step] = str(damage)
         return (None if wanted is None else self._read(wanted, parts=parts)), damages
 
-    def go_back_to(self, checkpoint: Checkpoint) -> None:
-        """Make an earlier checkpoint the latest. The next save removes those after it."""
+    def go_back_to(self, checkpoint: Checkpoint, *, damaged: Collection[int]) -> None:
+        """Make an earlier checkpoint the latest, and rename the damaged ones: `damaged-step-000100`."""
         self._point(LATEST, checkpoint.step)
+        for folder in filter(Path.exists, map(self._folder_of, damaged)):
+            aside = folder.with_name(f"damaged-{folder.name}")
+            if aside.exists():
+                atomic.remove(aside)
+            atomic.rename(folder, aside)
 
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric, sizes compared; None if none was measured.

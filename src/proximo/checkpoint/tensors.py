@@ -79,8 +79,9 @@ def load_optimizer_state(
 def write_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
     """Write the whole state of an optimizer to one file."""
     tensors, layout = optimizer_state(optimizer, named_parameters)
-    on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, path, metadata={_LAYOUT: json.dumps(layout)})
+    seen: set[int] = set()
+    alone = {name: _for_file(tensor, seen) for name, tensor in tensors.items()}
+    save_file(alone, path, metadata={_LAYOUT: json.dumps(layout)})
 
 
 def capture_optimizer(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> CapturedShards:
@@ -110,6 +111,16 @@ def read_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[s
 
 def _key(field: str, name: str) -> str:
     return f"{field}:{name}"
+
+
+def _for_file(tensor: Tensor, seen: set[int]) -> Tensor:
+    """The tensor on the CPU; a copy if it shares storage with one in `seen`, which the file format refuses."""
+    tensor = tensor.detach().cpu().contiguous()
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.nbytes or (storage.nbytes() and storage.data_ptr() in seen):
+        return tensor.clone()
+    seen.add(storage.data_ptr())
+    return tensor
 
 
 def _described(value: Any, parameter: Tensor) -> Any:

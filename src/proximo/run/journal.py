@@ -106,7 +106,8 @@ class Journal:
         samples = [sample for record in records for sample in record.samples]
         for sample in samples:
             self._logs[SAMPLES].append({"step": step, **sample})
-        line, non_finite = step_line({"progress/step": Last(step), **self._new_failures()}, *(record.metrics for record in records))
+        own = {"progress/step": Last(step), **self._new_failures()}
+        line, non_finite = step_line(own, *(record.metrics for record in records))
         if non_finite:
             self.progress.warn(f"step {step}: not finite: {', '.join(non_finite)}")
         self._logs[METRICS].append({"step": step, **line})

@@ -13,8 +13,9 @@ class RunOptions:
     """How to start, and what to do if the run folder exists."""
 
     resume: Resume = "never"
-    """`never` refuses a folder with a run, `must` resumes it, `auto` resumes or starts, and passes over damaged
-    checkpoints."""
+    """`never` refuses a folder with a run, `must` resumes it, `auto` resumes or starts."""
+    passes_over_damage: bool = True
+    """With `auto`, a damaged checkpoint gives way to an earlier one."""
     overwrite: bool = False
     """Start even if the folder holds a run, which is moved aside."""
     allow_different_environment: bool = False

@@ -75,19 +75,26 @@ def load_to_resume(
     With `--resume=auto`, which starts the run again without anybody who could choose, the newest whole one becomes the
     latest. Raises CheckpointError for a damaged one otherwise, and what `check_fingerprints` raises.
     """
-    checkpoint, damages = store.newest_whole() if options.resume == "auto" else (store.load(), {})
+    checkpoint, damages = store.newest_whole() if _passes_over_damage(options) else (store.load(), {})
     assert checkpoint is not None, "a run that is resumed has one"
     saved = _saved_fingerprints(checkpoint, recipe, options.pipeline_folder)
     notes = _compare(saved, fingerprints, recipe, options)
-    if damages:
-        store.go_back_to(checkpoint)
-    passed_over = (f"warning: the checkpoint of step {step} is passed over: {why}" for step, why in damages.items())
+    store.go_back_to(checkpoint, damaged=damages)
+    passed_over = (
+        f"warning: the checkpoint of step {step} is passed over, and what there is of it is now in "
+        f"damaged-step-{step:06d}: {why}"
+        for step, why in damages.items()
+    )
     return checkpoint, [*passed_over, *notes]
 
 
 def saved_checkpoint(store: CheckpointStore, options: RunOptions) -> Checkpoint | None:
     """The checkpoint that a resume begins with, if only the sizes of files are compared; None if there is none."""
-    return store.newest_whole(parts=())[0] if options.resume == "auto" else store.latest()
+    return store.newest_whole(parts=())[0] if _passes_over_damage(options) else store.latest()
+
+
+def _passes_over_damage(options: RunOptions) -> bool:
+    return options.resume == "auto" and options.passes_over_damage
 
 
 def _compare(

@@ -61,6 +61,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     of_stage = replace(
         options,
         resume="never" if resume == "never" else "auto",
+        passes_over_damage=resume == "auto",
         pipeline_folder=str(folder),
     )
     for stage in stages:
