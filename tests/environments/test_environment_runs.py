@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -238,6 +239,13 @@ def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=name):
             made(**{name: value})
+
+
+def test_only_an_environment_cuts_observations_and_it_need_not() -> None:
+    with pytest.raises(ConfigError, match="max_observation_tokens"):
+        PythonAgent(run=len, max_observation_tokens=3)
+    with closing(PythonEnvironment(make=Letters, max_observation_tokens=None).arena(tiny_tokenizer())) as arena:
+        assert arena.renderer.max_observation_tokens is None
 
 
 def test_what_is_no_environment_and_no_row_is_refused() -> None:

@@ -27,8 +27,6 @@ class EpisodeLimits(Section):
     max_tokens: int = Field(1024, ge=2)
     """Most tokens of a call: the conversation so far, which the policy reads, and the turn that it writes. An episode
     that reaches it ends with finish `length`. `ppo.rollout.max_new_tokens` limits a single turn."""
-    max_observation_tokens: int = Field(512, ge=1)
-    """Tokens of one observation. A longer one is cut, with a mark, and counted."""
     max_seconds: float | None = Field(None, gt=0)
     """An episode that is older begins no further turn and ends with finish `length`. Results then depend on the clock;
     null has no such limit."""
@@ -42,6 +40,8 @@ class PlayedEnvironmentConfig(EpisodeLimits):
     num_rows: int = Field(1000, ge=1)
     """Number of prompts where the run has no `data`. Each begins an episode with another seed. With `data` every row
     begins one, and `reset` is given the row."""
+    max_observation_tokens: int = Field(512, ge=1)
+    """Tokens of one observation. A longer one is cut, with a mark, and counted."""
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         """(key, what it names, why that cannot be used or None) of all code that is imported. Nothing is imported."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.checkpoint.fingerprints import relocatable, relocated
 from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import CHECKPOINTS, RESOLVED_CONFIG, is_run_folder
 from proximo.checkpoint.store import CheckpointStore
@@ -173,4 +172,15 @@ def saved_recipe(run: Path) -> TrainerRecipe:
 def _with_moved_paths(content: Any, run: Path) -> Any:
     """Rewrite the paths of a stage whose pipeline was moved from the old folder to the new one."""
     before, now = Path(content["run"]["folder"]).parent, run.parent
-    return content if before == now or before.exists() else relocated(relocatable(content, str(before)), str(now))
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: moved(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [moved(part) for part in value]
+        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
+            return value
+        found = now / Path(value).relative_to(before)
+        return str(found) if found.exists() else value
+
+    return content if before == now else moved(content)

@@ -10,6 +10,7 @@ from pydantic import Field
 from proximo.config.environment import (
     EnvironmentConfig,
     EpisodeLimits,
+    PlayedEnvironmentConfig,
     ProgramEnvironmentConfig,
     ToolsEnvironmentConfig,
     VerifiersEnvironmentConfig,
@@ -40,6 +41,8 @@ class PythonEnvironment(EpisodeLimits):
     make: Callable[..., Any]
     """The class with `reset` and `step` (`Environment`), or a function that makes one; for `tools` the class itself, or
     a `functools.partial` of it."""
+    max_observation_tokens: int | None = Field(512, ge=1)
+    """Tokens of one observation. A longer one is cut, with a mark; None: it never is."""
     tools: bool = False
     """`make` is a class in TRL's form, whose public methods are tools, as kind `tools` of a recipe."""
     tool_style: ToolStyle | None = None
@@ -91,7 +94,9 @@ def _limits(given: EpisodeLimits) -> Limits:
     return Limits(max_turns=given.max_turns, max_tokens=given.max_tokens, max_seconds=given.max_seconds)
 
 
-def _renderer(given: EpisodeLimits, tokenizer: "PreTrainedTokenizerBase", style: ToolStyle | None) -> TurnRenderer:
+def _renderer(
+    given: PlayedEnvironmentConfig | PythonEnvironment, tokenizer: "PreTrainedTokenizerBase", style: ToolStyle | None
+) -> TurnRenderer:
     return TurnRenderer(
         tokenizer,
         variables=given.template_variables,
