@@ -107,3 +107,12 @@ def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
     assert "is a build for CPUs" in err
     assert main(["sft", "r.yaml", "run.device=cuda"]) == 2
     assert "is a build for CPUs: use auto or cpu" in capsys.readouterr().err
+
+
+def test_more_threads_than_cores_are_noted(capsys, monkeypatch):
+    monkeypatch.setattr(lines, "num_cores", lambda: 2)
+    source = "data.sources.0.path=t.jsonl"
+    status, _, err = dry_run(capsys, "sft", SFT, source, "data.held_out_rows=3", "run.num_threads=3")
+    assert status == 0
+    assert "run.num_threads is 3, more than the 2 cores that this process may use" in err
+    assert dry_run(capsys, "sft", SFT, source, "data.held_out_rows=3", "run.num_threads=2")[2] == ""

@@ -1,6 +1,6 @@
 """What a run refuses of its input before the first step, its dry run refuses with the same sentence.
 
-What only tokens, a chat template, weights or a service show is left to the run.
+What only tokens, weights or a service show is left to the run.
 """
 
 import json
@@ -43,6 +43,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = AutoModelForCausalLM.from_pretrained(place / "language_model")
     base.name_or_path = str(place / "language_model")
     save_pretrained(add_adapter(base, LoRAOptions(rank=2, seed=5)), place / "bare_adapter")
+    shutil.copytree(place / "tokenizer", place / "plain_tokenizer", ignore=shutil.ignore_patterns("*.jinja"))
     shutil.copytree(place / "reward_model", place / "without_tokenizer", ignore=shutil.ignore_patterns("*token*"))
     return place
 
@@ -88,10 +89,18 @@ SYSTEM: tuple[Any, ...] = ({}, {"data.system": "be kind"}, "a system message is 
         ("sft", {"system": "be kind"}, {}, "column 'system' is for a chat template"),
         ("reward", {"history": [["a", "b"]]}, {}, "column 'history' is for a chat template"),
         ("dpo", {"id": "same"}, {}, "id 'same' is already that of"),
+        (
+            "kto",
+            {},
+            {"data.as_messages": True, "tokenizer.path": "plain_tokenizer"},
+            "messages need a chat template, and",
+        ),
         *((kind, *SYSTEM) for kind in KINDS),
     ],
 )
 def test_rows(place: Place, kind: Kind, change: dict[str, Any], settings: dict[str, Any], piece: str) -> None:
+    if "tokenizer.path" in settings:
+        settings = {**settings, "tokenizer.path": str(place.inputs / settings["tokenizer.path"])}
     assert piece in place.refusal_of(kind, place.with_rows(kind, [ROWS[kind] | change] * 2, settings))
 
 

@@ -15,7 +15,7 @@ from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
-from proximo.run.dry_run import rank_lines, run_lines, untrained_rows
+from proximo.run.dry_run import rank_lines, run_lines, stage_warnings
 from proximo.trainer_kinds import trainer_of
 
 NAME_WIDTH = 12
@@ -51,7 +51,7 @@ def find_warnings(recipe: Recipe) -> Iterator[str]:
             for key, section in stage.sections().items()
             if isinstance(section, ModelRewardConfig)
         }
-        yield from (f"{prefix}{each}" for each in untrained_rows(stage))
+        yield from (f"{prefix}{each}" for each in stage_warnings(stage))
         for key, model in (stage.models() | scorers).items():
             yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
 

@@ -12,12 +12,16 @@ from proximo.checkpoint.run_folder import TENSORBOARD, described_run, is_run_fol
 from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
-from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.formats.prompt_response import Exchange, in_form, no_template
 from proximo.data.load_report import Remark, remark_lines
 from proximo.data.rows import Row, check_row_ids
+from proximo.errors import ModelError
+from proximo.hub import UNNAMED_TOKENIZER
 from proximo.message_text import count_of
+from proximo.models.pretrained.folders import lacks_chat_template, tokenizer_place
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
+from proximo_verifiers.grader import num_cores
 
 MOST_BYTES = 256 * 2**20
 MOST_ROWS = 100_000
@@ -28,8 +32,13 @@ that it cannot read."""
 Line = tuple[str, str]
 
 
-def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
-    """A warning for each adapter whose run adds tokens, because LoRA does not train their rows."""
+def stage_warnings(stage: TrainerRecipe) -> Iterator[str]:
+    """Warnings about more threads than cores, and about adapters that train no rows of added tokens."""
+    if (stage.run.num_threads or 0) > num_cores():
+        yield (
+            f"run.num_threads is {stage.run.num_threads}, more than the {num_cores()} cores that this process may use: "
+            "threads that wait for each other slow a run down many times; lower it, or leave it out"
+        )
     tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
     added = [token for section in tokenizers for token in section.added_tokens]
     for key, model in stage.models().items():
@@ -113,7 +122,7 @@ def data_lines(
     if rows is not None:
         learned = count_of(len(rows.training), "row")
         yield "", f"{learned} to learn from, {len(rows.held_out):,} to evaluate on{rows.bounded}"
-        yield from (("", line) for line in _remarks(rows, data, reader))
+        yield from (("", line) for line in _remarks(rows, recipe, data, reader))
     elif data.held_out_rows:
         yield "", f"at most {count_of(data.held_out_rows, 'row')} held out for evaluation"
     if data.held_out_rows or data.evaluation_sources is not None:
@@ -135,22 +144,40 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
     return read_split(data, seed=seed)
 
 
-def _remarks(rows: SplitRows, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
+def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: RowReader | None) -> Iterator[str]:
     """The remarks of the run on its rows. Raises the error of a row that it would refuse."""
     if reader is None:
         return
-    learned, held_out = (_read_as_the_run(each, data, reader) for each in (rows.training, rows.held_out))
+    without = _without_template(recipe)
+    learned, held_out = (_read_as_the_run(each, data, reader, without) for each in (rows.training, rows.held_out))
     yield from learned
     if data.evaluation_sources is not None:  # otherwise held-out rows come from the same sources
         yield from (f"evaluation rows: {line}" for line in held_out)
 
 
-def _read_as_the_run(rows: Sequence[Row], data: DataConfig, reader: RowReader) -> list[str]:
+def _read_as_the_run(rows: Sequence[Row], data: DataConfig, reader: RowReader, without: str | None) -> list[str]:
+    """`without`: the name of a tokenizer that has no chat template."""
     check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
     for made in reader(rows, remarks):
-        list(in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system))  # raises for a misfit
+        for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
+            if without is not None and not isinstance(exchange.prompt, str):
+                raise ModelError(no_template(exchange.origin, without))
     return [*remark_lines(remarks)]
+
+
+def _without_template(recipe: TrainerRecipe) -> str | None:
+    """The tokenizer, if it is known to have no chat template without being loaded; else None."""
+    config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
+    if not isinstance(config, TokenizerConfig) or config.chat_template is not None:
+        return None
+    if config.train_vocab_size is not None:
+        return UNNAMED_TOKENIZER
+    path = config.path or (model.path if model is not None else None)
+    if path is None or not Path(path).is_dir():
+        return None
+    place, _ = tokenizer_place(path)
+    return place if lacks_chat_template(Path(place)) else None
 
 
 def _exchanges_of(made: Any) -> list[Exchange]:

@@ -24,7 +24,7 @@ from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
-from proximo.run.dry_run import untrained_rows
+from proximo.run.dry_run import stage_warnings
 from proximo.run.journal import Journal, finish_interrupted_end, pushes_of, shown, write_outcome_of_lost
 from proximo.run.memory import memory_advice
 from proximo.run.options import RunOptions
@@ -137,7 +137,7 @@ class _Loop:
         self.task = task
         self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
-        self.notes = [*([chosen] if chosen else []), *untrained_rows(recipe), *task.notes]
+        self.notes = [*([chosen] if chosen else []), *stage_warnings(recipe), *task.notes]
         if folder is not None and folder.replaced is not None:
             self.notes.insert(0, f"the run that was in {run.folder} is now in {folder.replaced}")
         self.run_config = run

@@ -243,8 +243,11 @@ def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str
 
 
 def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> str | None:
-    if any((folder / file).is_file() for file in wanted_files):
-        return None
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"the permissions of the folder {folder} refuse to read it"
+    if found := [folder / file for file in wanted_files if (folder / file).is_file()]:
+        refused = next((file for file in found if not os.access(file, os.R_OK)), None)
+        return None if refused is None else f"the permissions of {refused} refuse to read it"
     if is_run_folder(folder):
         return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
     return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"

@@ -94,6 +94,16 @@ def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | 
     )
 
 
+def lacks_chat_template(folder: Path) -> bool:
+    """Whether a tokenizer's folder has no chat template, as far as its files can be read."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "additional_chat_templates")):
+        return False
+    try:
+        return not json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:
     """Raises ModelError if a model with a score or value head is to start from an adapter without the weights below.
 
