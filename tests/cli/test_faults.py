@@ -324,7 +324,8 @@ def test_a_place_without_permissions_is_refused_before_the_work_is_done(
     closed.mkdir()
     changes = {"run.folder": str(tmp_path / "new"), "model": {"path": str(model)}}
     recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
-    refusing = {closed: os.W_OK, place / "run": os.W_OK, model / "config.json": os.R_OK, place / "reward_model": os.X_OK}
+    refusing = {closed: os.W_OK, place / "run": os.W_OK}
+    refusing |= {model / "config.json": os.R_OK, place / "reward_model": os.X_OK}
     monkeypatch.setattr(os, "access", lambda path, mode: not refusing.get(Path(path), 0) & mode and access(path, mode))
     for arguments, refuses in (
         (["report", str(place / "run")], place / "run"),

@@ -3,11 +3,11 @@
 import io
 from pathlib import Path
 
-from made_up_runs import write_ppo_run
+from made_up_runs import sample, write_lines, write_ppo_run
 from rich.console import Console
 
 from proximo.metrics.report.run_summary import before_after
-from proximo.metrics.report.tables import print_before_after
+from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.metrics.run_files import Run, read_run
 
 
@@ -56,3 +56,17 @@ def test_the_table_says_where_it_compares_other_prompts(tmp_path: Path):
     assert "data.held_out_rows" in told
     held_out = '"evaluation/score": 1, "evaluation/kl": 1'
     assert "training step" not in printed_of(f'"step": 0, {held_out}', f'"step": 2, "score/mean": 4, {held_out}')
+
+
+def test_samples_are_printed_as_they_are_and_no_answer_steers_the_terminal(tmp_path: Path):
+    assert printed(print_before_after, tmp_path) == printed(print_samples, tmp_path) == ""
+    records = [sample(0, 0, response="[red]old[/red]"), sample(7, 0, response="[/nonsense] new")]
+    write_lines(tmp_path / "samples.jsonl", records)
+    text = printed(print_samples, tmp_path, width=140)
+    assert [word for word in ("[red]old[/red]", "[/nonsense] new", "gold 0.85") if word not in text] == []
+    steering = sample(0, 0, response="\x1b[2Jgone\r\nnext")
+    write_lines(tmp_path / "samples.jsonl", [steering, *(sample(0, index) for index in range(1, 9))])
+    text = printed(print_samples, tmp_path, width=140)
+    assert "\x1b" not in text
+    assert [word for word in ("[2Jgone", "next", "item 1", "item 2") if word not in text] == []
+    assert "item 3" not in text

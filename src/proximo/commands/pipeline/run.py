@@ -15,7 +15,7 @@ from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.stages import MARK
 from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
-from proximo.metrics.report.tables import print_before_after
+from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
 from proximo.plan.machine import device_kind
 from proximo.run.checkpoint_lookup import verify_model
@@ -88,6 +88,7 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
     if not quiet:
         console = Console()
         print_before_after(Path(last.run.folder), console=console)
+        print_samples(Path(last.run.folder), console=console)
         console.print(f"report: {report}", soft_wrap=True)
 
 

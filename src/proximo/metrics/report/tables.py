@@ -12,8 +12,8 @@ from rich.text import Text
 
 from proximo.message_text import format_number
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.report.run_summary import BeforeAfter, before_after
-from proximo.metrics.run_files import read_run
+from proximo.metrics.report.run_summary import BeforeAfter, before_after, pair_samples
+from proximo.metrics.run_files import Sample, read_run
 
 Row = TypeVar("Row")
 OTHER_PROMPTS = (
@@ -32,6 +32,7 @@ COLUMNS = {
 """Fields of samples that a table shows -> their headings."""
 TEXTS = ("prompt", "response")
 SAMPLES_SHOWN = 20
+PRINTED_SAMPLES = 3
 STYLES = {"better": "green", "worse": "red", "": ""}
 
 
@@ -40,6 +41,24 @@ def print_before_after(run_folder: Path, *, console: Console) -> None:
     rows = before_after(read_run(run_folder))
     if rows:
         console.print(before_after_table(rows))
+
+
+def print_samples(run_folder: Path, *, console: Console) -> None:
+    """Print the first PRINTED_SAMPLES held-out prompts with their responses before and after training."""
+    table = Table("prompt", "before", "after", box=box.SIMPLE_HEAD, show_lines=True, expand=True)
+    for pair in pair_samples(read_run(run_folder))[:PRINTED_SAMPLES]:
+        texts = (pair.prompt, _answer(pair.before), _answer(pair.after))
+        table.add_row(*(Text(_printable(text), overflow="fold") for text in texts))
+    if table.rows:
+        console.print(table)
+
+
+def _answer(sample: Sample | None) -> str:
+    if sample is None:
+        return ""
+    facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
+    numbers = ", ".join(f"{name} {format_number(value)}" for name, value in facts.items() if value is not None)
+    return f"{sample.response}\n{numbers}"
 
 
 def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
