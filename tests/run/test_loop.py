@@ -362,16 +362,18 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert kept == ["step-000002", "step-000007", "step-000008"]
 
 
+@pytest.mark.parametrize(("steps", "saved"), [(None, [3, 6, 8]), (5, [3, 5, 8])])
 def test_a_run_saves_when_minutes_have_passed_since_its_last_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever caused that one: without the save of step 5, the next would be due after step 7."""
     seconds = count(0, 20)
     clock = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
     monkeypatch.setattr(loop, "time", clock)
-    run = {"save_every_steps": None, "save_every_minutes": 1.0, "keep_last": 9}
+    run = {"save_every_steps": steps, "save_every_minutes": 1.0, "keep_last": 9}
     start(tmp_path / "run", Counting(num_steps=8), run=run)
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert kept == ["step-000003", "step-000006", "step-000008"]
+    assert kept == [f"step-{step:06d}" for step in saved]
 
 
 def test_overwriting_moves_the_earlier_run_aside_and_says_where_it_is(
