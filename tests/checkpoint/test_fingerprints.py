@@ -172,15 +172,3 @@ def test_names_and_values_below_a_pipelines_folder_move_with_it():
     assert relocated(free, "/old/demo") == inputs
     assert relocated(free, "/new")["data"] == {"/new/rows.jsonl": "3 rows"}
     assert relocatable(inputs, "") == relocated(inputs, "") == inputs
-
-
-def test_functions_of_one_file_are_one_line():
-    """What is hashed is the file, so all of its functions have changed or none."""
-    before = {f"mine:{name}": "source with sha256 aa" for name in ("brief", "polite", "right")} | {"other:f": "dd"}
-    after = dict.fromkeys(before, "source with sha256 bb")
-    named = Permission(allow_changed_rewards=True)
-    saved, now = changed(functions=before), changed(functions=after)
-    assert [note.partition(": ")[2] for note in check_fingerprints(saved, now, named)] == [
-        'mine (brief, polite, right): "source with sha256 aa" -> "source with sha256 bb"',
-        'other:f: "dd" -> "source with sha256 bb"',
-    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.checkpoint.run_folder import WRITTEN, check_run, described_run, is_run_folder, open_run
+from proximo.checkpoint.run_folder import check_run, described_run, is_run_folder, open_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 
@@ -41,7 +41,7 @@ def make_opened(folder: Path) -> None:
     """A run that failed before its first step."""
     with open_run(folder) as run:
         run.write_config("a: 1\n", {"a": 1})
-        run.log.write_text("an error\n")
+        (folder / "log.txt").write_text("an error\n")
 
 
 def make_logged(folder: Path) -> None:
@@ -74,7 +74,6 @@ def make_lookalike(folder: Path) -> None:
     """Names as a run has them, and nothing that a run wrote."""
     folder.mkdir()
     (folder / "checkpoints" / "step-000001").mkdir(parents=True)
-    (folder / "config.resolved.json").write_text('{"run": "fast"}')
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
 
 
@@ -137,13 +136,11 @@ def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
     with open_run(folder, **options) as run:
         assert run.resuming == (outcome == RESUMES)
         assert is_run_folder(folder)
-        if outcome == STARTS:
-            assert not any((folder / name).exists() for name in WRITTEN)
     if outcome == RESUMES:
         marker = str(folder / ".proximo-run")
         assert snapshot(tmp_path) | {marker: b""} == before | {marker: b""}
     else:
-        assert not any((folder / name).exists() for name in WRITTEN)
+        assert not any((folder / name).exists() for name in ("metrics.jsonl", "samples.jsonl", "checkpoints"))
     aside = folder.with_name("name.replaced-1")
     assert aside.exists() == (outcome == STARTS and make not in (make_absent, make_empty, make_opened))
     if aside.exists():
@@ -156,7 +153,7 @@ def test_each_run_that_is_moved_aside_gets_a_name_of_its_own(tmp_path):
     for number in range(3):
         with open_run(tmp_path / "run", overwrite=number > 0) as run:
             assert run.replaced == (tmp_path / f"run.replaced-{number}" if number else None)
-            run.metrics.write_text(f"{number}\n")
+            (run.path / "metrics.jsonl").write_text(f"{number}\n")
     assert [(tmp_path / f"run.replaced-{number}" / "metrics.jsonl").read_text() for number in (1, 2)] == ["0\n", "1\n"]
 
 
@@ -198,21 +195,11 @@ def test_resuming_and_overwriting_contradict_each_other(tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="is a file, so that there can be no run folder"):
-        open_run(tmp_path / "file" / "run")
-
-
 def test_a_run_folder_keeps_what_it_was_given(tmp_path):
     with open_run(tmp_path / "run") as run:
         run.write_config("ppo:\n  epochs: 2\n", {"ppo": {"epochs": 2, "clip": None}})
         run.write_environment({"torch": "2.13"})
-        names = {run.checkpoints: "checkpoints", run.metrics: "metrics.jsonl", run.samples: "samples.jsonl"}
         run.write_outcome("failed", total_steps=5, reason="no judge")
-        names |= {run.tensorboard: "tensorboard", run.report: "report.html", run.log: "log.txt"}
-        names |= {run.outcome: "outcome.json"}
-    assert all(path == tmp_path / "run" / name for path, name in names.items())
     assert (tmp_path / "run" / "config.yaml").read_text() == "ppo:\n  epochs: 2\n"
     resolved = json.loads((tmp_path / "run" / "config.resolved.json").read_text())
     assert resolved == {"ppo": {"epochs": 2, "clip": None}}
@@ -254,16 +241,6 @@ def test_a_second_process_is_kept_out_until_the_first_dies_even_if_children_of_i
         finally:
             holder.kill()
             os.kill(grandchild, signal.SIGKILL)
-
-
-def test_closing_lets_others_in(tmp_path):
-    code = "import sys; from pathlib import Path; from proximo.checkpoint.run_folder import open_run; "
-    code += "open_run(Path(sys.argv[1]))"
-    run = open_run(tmp_path / "run")
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    assert b"is training in" in subprocess.run(command, capture_output=True, check=False).stderr
-    run.close()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_rules_and_stores_are_known_without_torch():

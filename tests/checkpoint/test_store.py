@@ -81,11 +81,6 @@ def test_without_metrics_there_is_no_best(tmp_path, disk):
     assert not (tmp_path / "best").exists()
 
 
-def test_keeping_none_at_all_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep_last must be at least 1"):
-        CheckpointStore(tmp_path, keep_last=0)
-
-
 def test_steps_of_more_than_six_digits_are_in_order(tmp_path, disk):
     store = CheckpointStore(tmp_path, keep_last=2)
     for step in (999_998, 999_999, 1_000_000):
@@ -170,14 +165,6 @@ DAMAGES = {
 }
 
 
-def test_where_the_only_checkpoint_is_damaged_no_other_is_promised(tmp_path, disk):
-    store = CheckpointStore(tmp_path)
-    save(store, disk, 1)
-    damage_size(tmp_path / "step-000001")
-    with pytest.raises(CheckpointError, match="There is no other checkpoint: begin anew with --overwrite"):
-        store.latest()
-
-
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_the_way_on_is_named(name, tmp_path, disk):
     damage, message, found_without_hashes = DAMAGES[name]
@@ -215,12 +202,6 @@ def test_a_state_that_is_not_finite_is_refused(tmp_path):
         CheckpointStore(tmp_path).save(1, {}, {"mean": float("inf")})
 
 
-@pytest.mark.parametrize("name", ["../policy", "/policy", "a//b", "state.json", "manifest.json", ".", "a/.."])
-def test_a_writer_cannot_leave_its_checkpoint(name, tmp_path):
-    with pytest.raises(ValueError, match="plain relative path"):
-        CheckpointStore(tmp_path).save(1, {name: write_something}, {})
-
-
 def test_a_writer_that_wrote_nothing_is_a_bug(tmp_path):
     with pytest.raises(ValueError, match="'policy' of the checkpoint of step 1 wrote nothing"):
         CheckpointStore(tmp_path).save(1, {"policy": lambda path: None}, {})
@@ -230,11 +211,10 @@ def test_a_writer_that_wrote_nothing_is_a_bug(tmp_path):
 @pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_path, disk, monkeypatch):
     store = CheckpointStore(tmp_path)
-    save(store, disk, 1)
     with monkeypatch.context() as patch:
         patch.setattr("proximo.checkpoint.reading.FORMAT", number)
         patch.setattr("proximo.checkpoint.reading.installed_version", lambda package: "7.5")
-        save(store, disk, 2)
+        save(store, disk, 1)
     for read in (store.load, store.latest):
         with pytest.raises(CheckpointError, match=rf"cannot be read: .*format {number}, .* saved it \(7\.5\)$"):
             read()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -13,9 +14,7 @@ from proximo.checkpoint.tensors import (
     load_optimizer_state,
     optimizer_state,
     read_optimizer,
-    read_tensors,
     write_optimizer,
-    write_tensors,
 )
 from proximo.errors import CheckpointError
 
@@ -74,10 +73,10 @@ def test_training_after_a_round_trip_gives_the_bits_of_uninterrupted_training(ki
     optimizer = build(kind, first)
     train(first, optimizer, range(4))
     write_optimizer(tmp_path / "optimizer.safetensors", optimizer, first)
-    write_tensors(tmp_path / "weights.safetensors", first)
+    weights = {name: value.detach().clone() for name, value in first.items()}
 
     second = parameters(dtype)
-    for name, value in read_tensors(tmp_path / "weights.safetensors").items():
+    for name, value in weights.items():
         second[name].data.copy_(value)
     optimizer = build(kind, second)
     read_optimizer(tmp_path / "optimizer.safetensors", optimizer, second)
@@ -136,19 +135,6 @@ def test_state_goes_by_name_whatever_the_order_and_the_groups():
         assert same_bits(optimizer.state[named[name]]["exp_avg"], restored.state[fresh[name]]["exp_avg"])
 
 
-def test_what_was_loaded_is_a_copy():
-    named = parameters()
-    optimizer = AdamW(named.values())
-    train(named, optimizer, range(2))
-    tensors, layout = optimizer_state(optimizer, named)
-    before = {key: tensor.clone() for key, tensor in tensors.items()}
-    fresh = parameters()
-    restored = AdamW(fresh.values())
-    load_optimizer_state(restored, fresh, tensors, layout=layout)
-    train(fresh, restored, range(2))
-    assert all(same_bits(tensors[key], before[key]) for key in before)
-
-
 def test_a_parameter_without_a_gradient_has_no_state_before_and_after(tmp_path):
     named = parameters()
     optimizer = AdamW(named.values())
@@ -160,14 +146,6 @@ def test_a_parameter_without_a_gradient_has_no_state_before_and_after(tmp_path):
     read_optimizer(tmp_path / "file", restored, fresh)
     assert fresh["head"] not in restored.state
     assert restored.state[fresh["layer.bias"]]["step"] == 2
-
-
-def test_an_optimizer_that_never_stepped_can_be_saved_and_loaded(tmp_path):
-    named = parameters()
-    write_optimizer(tmp_path / "file", AdamW(named.values()), named)
-    restored = AdamW(named.values())
-    read_optimizer(tmp_path / "file", restored, named)
-    assert not restored.state
 
 
 def test_names_that_are_missing_or_unexpected_are_errors_and_change_nothing():
@@ -231,49 +209,24 @@ def test_step_counts_return_to_the_device_where_the_optimizer_wants_them(fused, 
     assert all(torch.equal(named[name], copies[name]) for name in named)
 
 
-def test_tensors_of_every_type_come_back_in_the_same_bits(tmp_path):
-    not_a_number = torch.tensor([0x7FC00001, -1, 0, 1], dtype=torch.int32).view(torch.float32)
-    tensors = {
-        "float32": not_a_number,
-        "float64": torch.tensor([1 / 3, -0.0, float("inf")], dtype=torch.float64),
-        "bfloat16": torch.randn(3, 2).bfloat16(),
-        "float16": torch.randn(2).half(),
-        "int64": torch.tensor([2**62, -1]),
-        "uint8": torch.tensor([0, 255], dtype=torch.uint8),
-        "bool": torch.tensor([True, False]),
-        "scalar": torch.tensor(3.0),
-        "empty": torch.zeros(0, 4),
-        "view": torch.arange(10.0)[2:5],
-        "other view": torch.arange(12.0).reshape(3, 4).T,
-    }
-    write_tensors(tmp_path / "file", tensors)
-    restored = read_tensors(tmp_path / "file")
-    assert set(restored) == set(tensors)
-    assert all(same_bits(tensors[name], restored[name]) for name in tensors)
-
-
-def test_views_of_one_storage_are_written_each_for_itself(tmp_path):
-    flat = torch.arange(6.0)
-    write_tensors(tmp_path / "file", {"all": flat, "left": flat[:4], "right": flat[3:]})
-    restored = read_tensors(tmp_path / "file")
-    assert restored["left"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert restored["right"].tolist() == [3.0, 4.0, 5.0]
-
-
-def test_the_same_state_makes_the_same_file(tmp_path):
-    for name in ("first", "second"):
-        named = parameters()
-        optimizer = AdamW(named.values())
-        train(named, optimizer, range(2))
-        write_optimizer(tmp_path / name, optimizer, named)
-    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+def test_state_in_views_of_one_storage_is_written_each_for_itself(tmp_path):
+    """As an optimizer of the user's own may keep it."""
+    named = parameters()
+    optimizer = SGD(named.values())
+    flat = torch.arange(9.0)
+    kept = {"left": flat[:4], "right": flat[3:7], "all": flat, "again": flat}
+    optimizer.state[named["layer.bias"]] = dict(kept)
+    write_optimizer(tmp_path / "file", optimizer, named)
+    restored = SGD(named.values())
+    read_optimizer(tmp_path / "file", restored, named)
+    assert all(same_bits(restored.state[named["layer.bias"]][name], tensor) for name, tensor in kept.items())
 
 
 def test_files_that_are_none_are_errors(tmp_path):
     named = parameters()
     optimizer = AdamW(named.values())
     (tmp_path / "cut").write_bytes(b"\x10\0\0\0")
-    write_tensors(tmp_path / "plain", {"a": torch.zeros(1)})
+    save_file({"a": torch.zeros(1)}, tmp_path / "plain")
     for name, message in (("cut", "not a readable"), ("missing", "not a readable"), ("plain", "no optimizer state")):
         with pytest.raises(CheckpointError, match=message):
             read_optimizer(Path(tmp_path, name), optimizer, named)

@@ -125,7 +125,7 @@ INPUTS = (
     ),
     _override("data of an unknown ending", "data.sources.0.path=a.dat", "a.dat", "set format", files={"a.dat": "{}"}),
     _override(
-        "folder of data files", "data.sources.0.path=d", "save_to_disk", "d/a.jsonl"[2:], files={"d/a.jsonl": ""}
+        "folder of data files", "data.sources.0.path=d", "save_to_disk", "name the files", files={"d/a.jsonl": ""}
     ),
     _override("model folder that is not there", "model.path=./none", "model.path", "no folder ./none"),
     _override("adapter of another kind", "model.path=d", "of the kind IA3; only LoRA", files=_adapter(peft_type="IA3")),
@@ -196,7 +196,7 @@ COMMANDS = (
     _use("dry run of the same", "ppo r.yaml --resume --dry-run", "no run to resume in runs/x", files={"r.yaml": PPO}),
     _use("resume without a checkpoint", "ppo r.yaml --resume", "has no checkpoint yet", files=HELD),
     _use("run in a folder of something else", "ppo r.yaml", "holds no run", files={"r.yaml": PPO, "runs/x/a": ""}),
-    _use("run below a file", "ppo r.yaml", "runs is a file", "no run folder runs/x", files={"r.yaml": PPO, "runs": ""}),
+    _use("run below a file", "ppo r.yaml", "runs is a file", "no folder runs/x", files={"r.yaml": PPO, "runs": ""}),
     _use(
         "pipeline in folders that hold runs",
         "pipeline r.yaml",

@@ -321,18 +321,19 @@ def test_a_place_without_permissions_is_refused_before_the_work_is_done(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tests may run as root, whom no mode refuses."""
-    closed, model = tmp_path / "closed", place / "language_model"
+    closed, model, access = tmp_path / "closed", place / "language_model", os.access
     closed.mkdir()
     changes = {"run.folder": str(tmp_path / "new"), "model": {"path": str(model)}}
     recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
-    access = os.access
-    refusing = {closed: os.W_OK, place / "run": os.W_OK, model / "config.json": os.R_OK}
+    refusing = {closed: os.W_OK, place / "run": os.W_OK}
+    refusing |= {model / "config.json": os.R_OK, place / "reward_model": os.X_OK}
     monkeypatch.setattr(os, "access", lambda path, mode: not refusing.get(Path(path), 0) & mode and access(path, mode))
     for arguments, refuses in (
         (["report", str(place / "run")], place / "run"),
         (["report", str(place / "run"), "--out", str(closed / "page.html")], closed),
         (["export", str(place / "run"), str(closed / "deep/model")], closed),
         (["sft", recipe], model / "config.json"),
+        (["sft", recipe, f"model.path={place / 'reward_model'}"], f"the folder {place / 'reward_model'}"),
     ):
         capsys.readouterr()
         assert main(arguments) == 2

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def write_run(path: str, *losses: float, trainer: str = "sft", seed: int = 1) -> Path:
     folder = Path(path)
-    with open_run(folder) as run:
+    with open_run(folder):
         lines = [{"step": step, f"{trainer}/loss": loss} for step, loss in enumerate(losses, 1)]
-        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "config.resolved.json").write_text(json.dumps({"run": {"folder": path, "seed": seed}}))
     return folder
 

@@ -37,7 +37,7 @@ def save_model(path, *, seed=0):
 def save_run(folder, checkpoints, *, metrics=None):
     """A run with one model per role and step, as a trainer leaves it."""
     with open_run(folder) as run:
-        store = CheckpointStore(run.checkpoints)
+        store = CheckpointStore(run.path / "checkpoints")
         for step, models in checkpoints.items():
             writers = {role: _writer(model) for role, model in models.items()}
             store.save(step, writers, {}, metric=(metrics or {}).get(step))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from proximo.checkpoint.run_folder import Resume
 from proximo.commands.evaluate import run_evaluate
 from proximo.commands.pipeline import run as pipeline
 from proximo.commands.pipeline.recipe import PipelineRecipe
@@ -190,6 +191,16 @@ def test_a_stage_of_process_rewards_feeds_ppo(finished: Path, tmp_path: Path) ->
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
     assert pipeline.run_pipeline(made, RunOptions(quiet=True, resume="must")) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize(("resume", "passes"), [("must", False), ("auto", True)])
+def test_stages_of_a_pipeline_that_is_resumed_by_hand_pass_over_no_damage(
+    resume: Resume, passes: bool, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[RunOptions] = []
+    monkeypatch.setattr(pipeline, "_run", lambda _recipe, options, **_: given.append(options) or 0)
+    assert pipeline.run_pipeline(recipe(finished), RunOptions(quiet=True, resume=resume)) == 0
+    assert {(options.resume, options.passes_over_damage) for options in given} == {("auto", passes)}
 
 
 def test_a_pipeline_that_was_moved_is_evaluated_and_goes_on(finished: Path, tmp_path: Path) -> None:

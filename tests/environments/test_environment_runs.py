@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -223,12 +224,12 @@ def test_what_a_recipe_refuses_is_refused_in_python_as_well() -> None:
     [
         ("max_turns", 0),
         ("max_turns", None),
-        ("max_turns", "4"),
+        ("max_turns", "four"),
         ("max_tokens", 1),
         ("workers", 0),
         ("timeout_seconds", -1.0),
         ("timeout_seconds", None),
-        ("max_seconds", "1"),
+        ("max_seconds", 0),
     ],
 )
 def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
@@ -236,8 +237,15 @@ def test_limits_out_of_range_are_refused(name: str, value: Any) -> None:
         lambda **limit: PythonEnvironment(make=Letters, **limit),
         lambda **limit: PythonAgent(run=len, **limit),
     ):
-        with pytest.raises(ConfigError, match=f"{name} of an environment must be"):
+        with pytest.raises(ConfigError, match=name):
             made(**{name: value})
+
+
+def test_only_an_environment_cuts_observations_and_it_need_not() -> None:
+    with pytest.raises(ConfigError, match="max_observation_tokens"):
+        PythonAgent(run=len, max_observation_tokens=3)
+    with closing(PythonEnvironment(make=Letters, max_observation_tokens=None).arena(tiny_tokenizer())) as arena:
+        assert arena.renderer.max_observation_tokens is None
 
 
 def test_what_is_no_environment_and_no_row_is_refused() -> None:

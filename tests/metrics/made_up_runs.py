@@ -3,10 +3,11 @@
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+Curve = Callable[[float], float]
 HOSTILE = '<script>alert("x")</script> & <b>bold</b> [red]markup[/red] {{ 7 * 7 }} </style>'
 WORDS = ("the soup was warm and good", "a dull film with a fine end", "I would buy this lamp again", "cold and late")
 
@@ -112,96 +113,75 @@ def write_ppo_run(folder: Path, *, num_steps: int = 60, hostile: bool = False) -
     return folder
 
 
-def write_sft_run(folder: Path, *, num_steps: int = 300) -> Path:
+def write_curves(
+    folder: Path, num_steps: int, training: Mapping[str, Curve], evaluation: Mapping[str, Curve], *, every: int
+) -> Path:
+    """Metrics that are functions of the part of the run that is over."""
     folder.mkdir(parents=True)
-    rng = random.Random(3)
     lines = []
     for step in range(num_steps + 1):
-        loss = 1.1 + 3.2 * math.exp(-step / 40)
-        line: dict[str, float] = {"step": step}
-        if step:
-            line |= {
-                "sft/loss": loss + rng.gauss(0, 0.08),
-                "sft/perplexity": math.exp(loss),
-                "sft/gradient_norm": 0.4 + 2 * math.exp(-step / 20) + abs(rng.gauss(0, 0.05)),
-                "sft/learning_rate": 1e-3 * (1 - step / num_steps),
-                "throughput/train_tokens_per_second": 15200 + rng.gauss(0, 300),
-                "time/step_seconds": 0.21 + abs(rng.gauss(0, 0.01)),
-            }
-        if step % 50 == 0:
-            line |= {"evaluation/loss": loss + 0.05, "evaluation/bits_per_character": (loss + 0.05) * 0.46}
-        lines.append(line)
+        curves = {**(training if step else {}), **(evaluation if step % every == 0 else {})}
+        lines.append({"step": step} | {name: curve(step / num_steps) for name, curve in curves.items()})
     write_lines(folder / "metrics.jsonl", lines)
+    return folder
+
+
+def rising(start: float, end: float, noise: float = 0.0) -> Curve:
+    """From one value nearly to another, most of it early."""
+    rng = random.Random(3)
+    return lambda part: start + (end - start) * (1 - math.exp(-4 * part)) + rng.gauss(0, noise)
+
+
+def write_sft_run(folder: Path, *, num_steps: int = 300) -> Path:
+    training = {
+        "sft/loss": rising(4.3, 1.1, 0.08),
+        "sft/perplexity": rising(70, 3),
+        "sft/gradient_norm": rising(2.4, 0.4, 0.05),
+        "sft/learning_rate": lambda part: 1e-3 * (1 - part),
+        "throughput/train_tokens_per_second": rising(15200, 15200, 300),
+        "time/step_seconds": rising(0.22, 0.22, 0.01),
+    }
+    held_out = {"evaluation/loss": rising(4.4, 1.15), "evaluation/bits_per_character": rising(2.0, 0.53)}
+    write_curves(folder, num_steps, training, held_out, every=50)
     (folder / "config.resolved.json").write_text(json.dumps({"trainer": "sft", "epochs": 3}))
     return folder
 
 
 def write_dpo_run(folder: Path, *, num_steps: int = 60, last_logprob: float = -46.0) -> Path:
     """The log-prob of the chosen answers goes from -42 to `last_logprob`."""
-    folder.mkdir(parents=True)
-    rng = random.Random(6)
-    lines = []
-    for step in range(num_steps + 1):
-        learned = 1 - math.exp(-step / 15)
-        line: dict[str, float] = {"step": step}
-        if step:
-            line |= {
-                "dpo/loss": 0.693 - 0.3 * learned + rng.gauss(0, 0.02),
-                "dpo/accuracy": min(1.0, 0.5 + 0.28 * learned + rng.gauss(0, 0.03)),
-                "dpo/margin": 1.1 * learned,
-                "dpo/reward_chosen": -0.3 * learned,
-                "dpo/reward_rejected": -1.4 * learned,
-                "dpo/logprob_chosen": -40 - 3 * learned + rng.gauss(0, 2),
-                "dpo/logprob_rejected": -44 - 14 * learned + rng.gauss(0, 2),
-            }
-        if step % 20 == 0:
-            part = step / num_steps
-            line |= {
-                "evaluation/pair_accuracy": 0.5 + 0.25 * learned,
-                "evaluation/loss": 0.693 - 0.25 * learned,
-                "evaluation/logprob_chosen": -42 + part * (last_logprob + 42),
-                "evaluation/logprob_rejected": -45 - 13 * part,
-            }
-        lines.append(line)
-    write_lines(folder / "metrics.jsonl", lines)
-    return folder
+    training = {
+        "dpo/loss": rising(0.693, 0.393, 0.02),
+        "dpo/accuracy": rising(0.5, 0.78, 0.03),
+        "dpo/margin": rising(0, 1.1),
+        "dpo/logprob_chosen": rising(-40, -43, 2),
+        "dpo/logprob_rejected": rising(-44, -58, 2),
+    }
+    held_out = {
+        "evaluation/pair_accuracy": rising(0.5, 0.75),
+        "evaluation/loss": rising(0.693, 0.443),
+        "evaluation/logprob_chosen": lambda part: -42 + part * (last_logprob + 42),
+    }
+    return write_curves(folder, num_steps, training, held_out, every=20)
 
 
 def write_reward_run(folder: Path, *, num_steps: int = 120) -> Path:
-    folder.mkdir(parents=True)
+    training = {
+        "reward_model/loss": rising(0.693, 0.393, 0.03),
+        "reward_model/pair_accuracy": rising(0.5, 0.83, 0.04),
+        "reward_model/margin_mean": rising(0, 1.7),
+    }
+    held_out = {
+        "evaluation/pair_accuracy": rising(0.5, 0.81),
+        "evaluation/loss": rising(0.693, 0.423),
+        "evaluation/calibration_error": rising(0.09, 0.04),
+    }
+    write_curves(folder, num_steps, training, held_out, every=20)
     rng = random.Random(5)
-    lines = []
-    for step in range(num_steps + 1):
-        learned = 1 - math.exp(-step / 30)
-        line: dict[str, float] = {"step": step}
-        if step:
-            line |= {
-                "reward_model/loss": 0.693 - 0.3 * learned + rng.gauss(0, 0.03),
-                "reward_model/pair_accuracy": min(1.0, 0.5 + 0.33 * learned + rng.gauss(0, 0.04)),
-                "reward_model/score_chosen_mean": 0.9 * learned,
-                "reward_model/score_rejected_mean": -0.8 * learned,
-                "reward_model/margin_mean": 1.7 * learned,
-            }
-        if step % 20 == 0:
-            line |= {
-                "evaluation/pair_accuracy": 0.5 + 0.31 * learned,
-                "evaluation/loss": 0.693 - 0.27 * learned,
-                "evaluation/calibration_error": 0.09 - 0.05 * learned,
-            }
-        lines.append(line)
-    write_lines(folder / "metrics.jsonl", lines)
-    margins = [rng.gauss(1.4, 1.3) for _ in range(600)]
+    margins = [rng.gauss(1.4, 1.3) for _ in range(60)]
+    texts = {"prompt": "Write about an item:", "chosen": WORDS[0], "rejected": WORDS[1]}
     pairs = [
-        {
-            "step": num_steps,
-            "kind": "pair",
-            "prompt": f"Write about item {index}:",
-            "chosen": WORDS[index % 4],
-            "rejected": WORDS[(index + 1) % 4],
-            "score_chosen": margin / 2,
-            "score_rejected": -margin / 2,
-        }
-        for index, margin in enumerate(margins)
+        {"step": num_steps, "kind": "pair", **texts, "score_chosen": margin / 2, "score_rejected": -margin / 2}
+        for margin in margins
     ]
     write_lines(folder / "samples.jsonl", pairs)
     return folder

@@ -25,17 +25,17 @@ def test_held_out_figures_come_before_those_of_training():
     )
     rows = {row.label: row for row in before_after(Run(name="run", lines=lines))}
     assert (rows["Score"].before, rows["Score"].after, rows["Score"].last_step) == (0.1, 0.9, 2)
-    assert rows["Score"].improved is True
-    assert (rows["KL"].before, rows["KL"].after, rows["KL"].improved) == (0.5, 1.5, None)
+    assert rows["Score"].verdict == "better"
+    assert (rows["KL"].before, rows["KL"].after, rows["KL"].verdict) == (0.5, 1.5, "")
     assert "Gold score" not in rows
 
 
 def test_training_figures_stand_in_for_a_single_evaluation_and_a_single_one_has_no_before():
     lines = ({"step": 1, "score/mean": 5.0, "evaluation/score": 1.0}, {"step": 2, "score/mean": 4.0})
     row = before_after(Run(name="run", lines=lines))[0]
-    assert (row.name, row.improved) == ("score/mean", False)
+    assert (row.name, row.verdict) == ("score/mean", "worse")
     row = before_after(Run(name="run", lines=({"step": 1, "score/mean": 5.0},)))[0]
-    assert (row.before, row.after, row.improved) == (None, 5.0, None)
+    assert (row.before, row.after, row.verdict) == (None, 5.0, "")
 
 
 def test_the_table_has_a_row_for_each_figure(tmp_path: Path):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, Sum, combine
+from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, Sum
 
 NUMBERS = [3.0, -1.5, 8.25, 0.0, 2.0, 2.0, -7.0]
 
@@ -19,7 +19,7 @@ def parts() -> list[list[float]]:
 def combined(values):
     result = values[0]
     for value in values[1:]:
-        result = combine(result, value)
+        result = result.combine(value)
     return result
 
 
@@ -46,7 +46,7 @@ def test_a_deviation_keeps_its_digits_beside_a_large_mean():
 @pytest.mark.parametrize("empty", [Mean(0, 0), ExponentialMean(0, 0), Deviation.of([]), Max(), Last()])
 def test_a_value_that_saw_nothing_has_no_number(empty):
     assert empty.value is None
-    assert combine(empty, empty).value is None
+    assert empty.combine(empty).value is None
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,21 @@ def test_a_value_that_saw_nothing_has_no_number(empty):
     ],
 )
 def test_nothing_combined_with_something_is_something(empty, full):
-    assert combine(empty, full).value == full.value
-    assert combine(full, empty).value == full.value
+    assert empty.combine(full).value == full.value
+    assert full.combine(empty).value == full.value
 
 
 def test_values_combine_by_their_own_rule():
-    assert combine(Mean(total=10.0, count=1), Mean(total=9.0, count=9)).value == pytest.approx(1.9)
-    assert combine(ExponentialMean(math.log(2), 1), ExponentialMean(math.log(32), 1)).value == pytest.approx(8.0)
+    assert Mean(total=10.0, count=1).combine(Mean(total=9.0, count=9)).value == pytest.approx(1.9)
+    assert ExponentialMean(math.log(2), 1).combine(ExponentialMean(math.log(32), 1)).value == pytest.approx(8.0)
     assert ExponentialMean(1e6, 1).value == math.inf
     assert Deviation.of([4.0]).value == 0.0
-    assert (Sum().value, combine(Sum(2), Sum(3)).value, combine(Last(1.0), Last(0.5)).value) == (0, 5, 0.5)
+    assert (Sum().value, Sum(2).combine(Sum(3)).value, Last(1.0).combine(Last(0.5)).value) == (0, 5, 0.5)
     for first, second in pairwise([1.0, math.nan, 1.0]):
-        assert math.isnan(combine(Max(first), Max(second)).value)
+        assert math.isnan(Max(first).combine(Max(second)).value)
 
 
-def test_what_cannot_be_combined_or_counted_is_refused():
-    with pytest.raises(TypeError, match="Mean was to be combined with a Sum"):
-        combine(Mean(1, 1), Sum(1))
+def test_what_cannot_be_counted_is_refused():
     for count in (-1, math.nan, math.inf):
         with pytest.raises(ValueError, match="count"):
             Mean(1.0, count)

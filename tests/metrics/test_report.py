@@ -213,13 +213,6 @@ def test_labelled_answers_are_shown_with_their_label_and_not_as_written_by_the_p
     assert "After" not in text
 
 
-def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
-    write_sft_run(tmp_path / "demo" / "sft", num_steps=4)
-    (tmp_path / "demo" / "reward").mkdir()
-    page = read_page(write_pipeline_report(tmp_path / "demo"))
-    assert "no step recorded yet" in page.text
-
-
 def test_a_missing_folder_or_one_without_stages_is_an_error_and_an_empty_one_is_not(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         write_report(tmp_path / "nowhere")

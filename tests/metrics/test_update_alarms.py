@@ -45,18 +45,19 @@ def test_it_is_told_with_the_limit():
     )
 
 
-@pytest.mark.parametrize(("below", "bound"), [(0.2, "upper is 5"), (0.4, "lower is 0.5")])
-def test_of_two_bounds_on_a_ratio_the_one_that_rejects_most_is_told(below: float, bound: str):
-    settings = {"policy_loss": {"rejection": {"kind": "ratio", "lower": 0.5, "upper": 5.0}}}
-    (alarm,) = alarms(settings, policy__rejected_fraction=0.6, policy__rejected_below_fraction=below)
-    assert alarm.advice.startswith(f"ppo.policy_loss.rejection.{bound}. ")
-
-
-@pytest.mark.parametrize(("below", "bound"), [(0.2, "cap is 2"), (0.4, "floor is 0.5")])
-def test_of_two_bounds_on_weights_the_one_that_cuts_most_is_told(below: float, bound: str):
-    settings = {"policy_loss": {"behaviour_weight": {"kind": "masked", "cap": 2.0, "floor": 0.5}}}
-    (alarm,) = alarms(settings, policy__behaviour_clip_fraction=0.6, policy__behaviour_below_fraction=below)
-    assert alarm.advice.startswith(f"ppo.policy_loss.behaviour_weight.{bound}. ")
+@pytest.mark.parametrize(
+    ("part", "settings", "metric"),
+    [
+        ("rejection", {"kind": "ratio", "lower": 0.5, "upper": 2.0}, "rejected"),
+        ("behaviour_weight", {"kind": "masked", "floor": 0.5, "cap": 2.0}, "behaviour_clip"),
+    ],
+)
+def test_of_two_bounds_the_one_that_leaves_out_most_is_told(part: str, settings: dict[str, Any], metric: str) -> None:
+    low, high = (name for name in settings if name != "kind")
+    for below, bound in ((0.2, f"{high} is 2"), (0.4, f"{low} is 0.5")):
+        shares = {f"policy__{metric}_fraction": 0.6, f"policy__{metric.removesuffix('_clip')}_below_fraction": below}
+        (alarm,) = alarms({"policy_loss": {part: settings}}, **shares)
+        assert alarm.advice.startswith(f"ppo.policy_loss.{part}.{bound}. ")
 
 
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])

@@ -12,7 +12,7 @@ from proximo.algorithms.advantages import NOTHING_SEEN, ReturnSpread
 from proximo.algorithms.losses import policy_statistics
 from proximo.config.ppo.objectives import GSPOConfig, PPOObjectiveConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.metrics.catalogue import Recorder
+from proximo.metrics.catalogue import step_line
 from proximo.metrics.values import MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.experience import RawAdvantages, StepExperience, sequence_kl
@@ -67,10 +67,8 @@ def measured(made: Experience, *, config: PPOConfig = GROUPS, **changes: Any) ->
 
 def line(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
     """As it would be logged: every name must be declared, with its reduction."""
-    recorder = Recorder()
-    recorder.record_all(metrics)
-    found = recorder.line()
-    assert recorder.non_finite == ()
+    found, non_finite = step_line(metrics)
+    assert non_finite == []
     return found
 
 

@@ -89,11 +89,6 @@ def test_damage_to_any_file_is_found_before_it_is_used(finished: Path) -> None:
     assert check_every_file(finished, num_flips=2) > 4 * 12 * 5
 
 
-@pytest.mark.soak
-def test_two_hundred_flips_of_every_file_are_found_before_it_is_used(finished: Path) -> None:
-    print(f"{check_every_file(finished, num_flips=200):,} readings of a damaged checkpoint")
-
-
 @pytest.mark.parametrize("name", ["policy/model.safetensors", MANIFEST, STATE])
 def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
     name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

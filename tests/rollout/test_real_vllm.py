@@ -301,7 +301,7 @@ def test_an_exported_folder_loads_in_vllm_alone(tmp_path: Path) -> None:
     move(policy, 1)
     with open_run(tmp_path / "run") as run:
         writers = {"policy": lambda path: (save_pretrained(policy.model, path), tiny_tokenizer().save_pretrained(path))}
-        CheckpointStore(run.checkpoints).save(1, writers, {})
+        CheckpointStore(run.path / "checkpoints").save(1, writers, {})
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merge"]) == 0
     prompt = [5, 6, 7, 8]
     asked = json.dumps({"folder": str(tmp_path / "out"), "prompt": prompt})

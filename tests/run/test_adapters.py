@@ -10,7 +10,6 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.generate import GenerateOptions, generate
 from proximo.config.rewards.sources import FunctionRewardConfig
-from proximo.errors import ModelError
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
 from proximo.models.pretrained.sources import ModelSource
@@ -69,16 +68,6 @@ def logits(path: Path) -> torch.Tensor:
     return model.head.logits(model.hidden_states(pack([[1, 7, 8]])))
 
 
-@pytest.mark.parametrize("section", ["model", "value"])
-def test_a_new_adapter_above_an_adapter_is_refused_with_what_to_do(section: str) -> None:
-    """Its base would be the sum of two files, which no folder holds."""
-    recipe = ppo(fine_tuned(), **{section: {"lora": LORA}})
-    with pytest.raises(
-        ModelError, match="is an adapter itself, and a new one .*--merge.*merge_and_unload.*start from OUT"
-    ):
-        build_task(recipe)
-
-
 def test_without_a_new_one_an_adapter_is_merged_into_the_start() -> None:
     path = fine_tuned()
     policy = build_task(ppo(path)).ppo.policy
@@ -102,11 +91,3 @@ def test_a_run_that_added_tokens_answers_prompts_with_them() -> None:
     options = GenerateOptions(sampling=SamplingOptions(max_new_tokens=3), device="cpu")
     (response,) = generate("sft", ["ab<n2>"], options)
     assert response.prompt.token_ids[-1] == 64  # the first that the base has no row for
-
-
-def test_a_tokenizer_that_is_larger_than_its_model_is_refused() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<n1>", "<n2>"]})
-    tokenizer.save_pretrained("base")
-    with pytest.raises(ModelError, match="the policy model embeds only 64"):
-        generate("base", ["ab<n1>"], GenerateOptions(sampling=SamplingOptions(max_new_tokens=3), device="cpu"))

@@ -94,19 +94,6 @@ def test_the_advice_of_a_guard_can_be_followed(tmp_path: Path) -> None:
     assert steps(place / "run" / "metrics.jsonl") == [0, 1, 2, 3, 4, 5]
 
 
-def test_too_many_skipped_updates_end_the_run_after_the_step_that_shows_them(tmp_path: Path) -> None:
-    place = make_inputs(tmp_path)
-    strict = {"ppo.guards.max_kl": 1e-9, "ppo.guards.max_skipped_fraction": 0.01}
-    steep = {"learning_rate": 0.1, "warmup_updates": 0, "schedule": "constant"}
-    recipe = changed(recipe_of("ppo", place), {**strict, "ppo.policy_optimizer": steep, "run.save_every_steps": 100})
-    with pytest.raises(TrainingError, match=r"more than ppo\.guards\.max_skipped_fraction = 0.01.*ppo\.guards\.max_kl"):
-        run("ppo", recipe, options())
-    (*_, last) = (json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines())
-    assert last["policy/skipped_updates"] > 0
-    assert (place / "run" / "checkpoints" / "latest").read_text() == f"step-{last['step']:06d}\n"
-    assert run("ppo", changed(recipe, {"ppo.guards.max_skipped_fraction": 1.0}), options(resume="must")) == 0
-
-
 def options(**given: Any) -> loop.RunOptions:
     return loop.RunOptions(quiet=True, **given)
 

@@ -1,8 +1,6 @@
 """Every key of the section `engine` has an effect: on the command line of a server, on its client, or on the engine."""
 
 import json
-import socket
-import tempfile
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -211,15 +209,6 @@ def test_each_server_gets_devices_of_its_own(
     assert [spec.environment for spec in started.specs] == [variables | each for each in given]
 
 
-def test_a_server_holds_the_adapters_that_responses_began_with(started: type[Started], tmp_path: Path) -> None:
-    config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
-    ahead = Sampling(temperature=1.0, max_tokens=40, staleness=3)
-    with ExitStack() as opened:
-        made(config, policy().with_adapter(LoRAOptions(rank=3)), opened, sampling=ahead)
-    command = started.specs[0].command()
-    assert command[command.index("--max-loras") + 1] == "5"
-
-
 @pytest.mark.parametrize("change", ["tokens", "adapter", "config", None])
 def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
     change: str | None, started: type[Started], tmp_path: Path
@@ -247,18 +236,18 @@ def test_a_server_of_an_adapter_has_what_the_policy_starts_from(
         torch.testing.assert_close(dict(found), wanted, atol=0, rtol=0)
 
 
-def test_a_server_has_the_revision_that_the_policy_was_loaded_from(
+def test_a_server_has_the_revision_that_the_policy_was_loaded_from_and_the_adapters_that_responses_began_with(
     started: type[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = VLLMEngineConfig(kind="vllm", environment=str(fake_environment(tmp_path / "environment")))
-    start = policy()
+    start, ahead = policy(), Sampling(temperature=1.0, max_tokens=40, staleness=3)
     start.base.config._commit_hash = "0123abc"
     monkeypatch.setattr(built, "_holds_start_of", lambda *_: True)
     with ExitStack() as opened:
-        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model")
+        made(config, start.with_adapter(LoRAOptions(rank=3)), opened, path="owner/model", sampling=ahead)
         command = started.specs[0].command()
-        assert command[command.index("--model") + 1] == "owner/model"
-        assert command[command.index("--revision") + 1] == "0123abc"
+        for key, value in {"--model": "owner/model", "--revision": "0123abc", "--max-loras": "5"}.items():
+            assert command[command.index(key) + 1] == value
 
 
 @pytest.mark.parametrize(
@@ -281,23 +270,6 @@ def test_what_answers_but_is_no_server_of_ours_is_refused(reply: Any, message: s
     assert str(caught.value).startswith(f"engine.addresses: {fake.url} {message}")
 
 
-@pytest.mark.parametrize(("length", "is_taken"), [(107, True), (108, False)])
-def test_a_temporary_folder_whose_sockets_no_system_takes_is_refused(
-    *, length: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = fake_environment(tmp_path / "environment")
-    refused = pytest.raises(ConfigError, match="set TMPDIR to a shorter one")
-    too_long = pytest.raises(OSError, match="too long")
-    with tempfile.TemporaryDirectory(dir="/tmp") as short, socket.socket(socket.AF_UNIX) as listening:
-        place = Path(short, "x" * (length - len(f"{short}//proximo-vllm-12345678/server-999.sock")))
-        place.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(place))
-        with nullcontext() if is_taken else refused:
-            built.check_engine(VLLMEngineConfig(kind="vllm", environment=str(environment)))
-        with nullcontext() if is_taken else too_long:
-            listening.bind(str(Path(tempfile.mkdtemp(prefix="proximo-vllm-"), "server-999.sock")))
-
-
 @pytest.mark.parametrize(("max_tokens", "is_taken"), [(128, True), (129, False)])
 def test_a_server_for_shorter_responses_than_the_runs_is_refused(*, max_tokens: int, is_taken: bool) -> None:
     sampling = Sampling(temperature=1.0, max_tokens=max_tokens)
@@ -310,20 +282,12 @@ def test_a_server_for_shorter_responses_than_the_runs_is_refused(*, max_tokens: 
             made(config, policy(), opened, sampling=sampling)
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        ({"kind": "vllm", "replicas": 2}, "vLLM, 2 started by the run"),
-        ({"kind": "vllm", "addresses": ["http://a:8000", "http://b:8000"]}, "vLLM at http://a:8000, http://b:8000"),
-    ],
-)
-def test_a_preview_and_a_plan_say_who_samples(
-    engine: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preview_and_a_plan_say_who_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = {"kind": "vllm", "addresses": ["http://a:8000", "http://b:8000"]}
     path = tmp_path / "ppo.json"
     path.write_text(json.dumps(recipe_of("ppo", make_inputs(tmp_path)) | {"engine": engine}))
     assert main(["ppo", str(path), "--dry-run"]) == 0
-    assert said in capsys.readouterr().out
+    assert "vLLM at http://a:8000, http://b:8000" in capsys.readouterr().out
     assert main(["plan", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "generate" not in shown

@@ -35,7 +35,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.run import journal
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
-from run.knobs import KNOBS, SHOWN_ELSEWHERE, TEMPLATE, Changes, Knob, rows
+from run.knobs import ELSEWHERE, KNOBS, TEMPLATE, Changes, Knob, rows
 from run_outcomes import read_lines
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
@@ -207,7 +207,7 @@ def first_name(section: type[BaseModel], name: str) -> str:
 
 
 def test_no_key_is_left_out() -> None:
-    shown, elsewhere = {turned_by(knob) for knob in KNOBS}, re.compile("|".join(SHOWN_ELSEWHERE.values()))
+    shown, elsewhere = {turned_by(knob) for knob in KNOBS}, re.compile("|".join(ELSEWHERE.values()))
     sections = set().union(*(sections_within(kind.schema) for kind in recipe_kinds()))
     for section in sections:
         for name, field_ in section.model_fields.items():
@@ -216,4 +216,4 @@ def test_no_key_is_left_out() -> None:
             assert holder or kinds_within(field_.annotation), f"{section.__name__}.{name} has no row"
     texts = (path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     tests = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
-    assert set(SHOWN_ELSEWHERE) <= tests
+    assert set(ELSEWHERE) <= tests

@@ -15,27 +15,9 @@ from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo import from_recipe
-from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
-from proximo.supervised import dpo_trainer as dpo
-from proximo.supervised import kto_trainer as kto
-from proximo.supervised import reward_trainer as reward
-from proximo.supervised import sft_trainer as sft
-from proximo.supervised.dpo_recipe import DPORecipe
-from proximo.supervised.kto_recipe import KTORecipe
-from proximo.supervised.reward_recipe import RewardRecipe
-from proximo.supervised.sft_recipe import SFTRecipe
+from proximo.trainer_kinds import recipe_kind
 from tiny_runs import LLAMA, Kind, changed, make_inputs, recipe_of
-
-SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "kto": KTORecipe, "ppo": PPORecipe}
-BUILDERS: dict[str, Any] = {
-    "sft": sft.build_task,
-    "reward": reward.build_task,
-    "dpo": dpo.build_task,
-    "kto": kto.build_task,
-    "ppo": from_recipe.build_task,
-}
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +47,25 @@ def _of_words(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
 
 
+def built(kind: Kind, recipe: dict[str, Any]) -> Any:
+    return recipe_kind(kind).build(recipe_kind(kind).schema.model_validate(recipe))
+
+
 def build(kind: Kind, place: Path, **changes: Any) -> Any:
     recipe = changed(recipe_of(kind, place), {key.replace("__", "."): value for key, value in changes.items()})
-    return BUILDERS[kind](SCHEMAS[kind].model_validate(recipe))
+    return built(kind, recipe)
 
 
 def at(place: Path, name: str) -> str:
     return str(place / name)
 
 
+LARGE = {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}
 ROLES = {
-    "sft": ("sft", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
-    "reward model": ("reward", "reward", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
-    "dpo": ("dpo", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
+    "sft": ("sft", "policy", LARGE),
+    "reward model": ("reward", "reward", LARGE),
     "dpo reference": ("dpo", "reference", {"reference": {"path": "strange"}}),
-    "kto reference": ("kto", "reference", {"reference": {"path": "strange"}}),
-    "policy": ("ppo", "policy", {"model": {"path": "bare"}, "tokenizer": {"path": "large"}}),
+    "policy": ("ppo", "policy", LARGE),
     "reference": ("ppo", "reference", {"reference": {"path": "strange"}}),
     "value": ("ppo", "value", {"value": {"path": "strange_reward"}}),
     "reward source": ("ppo", "reward", {"reward": [{"kind": "model", "path": "strange_reward"}]}),
@@ -89,11 +74,7 @@ ROLES = {
         "reward",
         {"reward": [{"kind": "model", "path": "bare_reward", "tokenizer": "large"}]},
     ),
-    "random start": (
-        "sft",
-        "policy",
-        {"model": {"config": {**LLAMA, "vocab_size": 64}}, "tokenizer": {"path": "large"}},
-    ),
+    "random start": ("sft", "policy", {**LARGE, "model": {"config": {**LLAMA, "vocab_size": 64}}}),
 }
 
 
@@ -109,7 +90,7 @@ def test_a_larger_tokenizer_is_refused_for_each_role_before_weights_are_read(
     monkeypatch.setattr(loading, "_saved_model", lambda *_: pytest.fail("weights were read"))
     monkeypatch.setattr(loading, "random_model", lambda *_: pytest.fail("weights were drawn"))
     with pytest.raises(ModelError, match=f"{role} model"):
-        BUILDERS[kind](SCHEMAS[kind].model_validate(recipe))
+        built(kind, recipe)
 
 
 def _absolute(value: Any, place: Path) -> Any:

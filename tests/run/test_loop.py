@@ -2,24 +2,25 @@
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from proximo.checkpoint import atomic
 from proximo.checkpoint.ranks import Writer
 from proximo.checkpoint.reading import Checkpoint
-from proximo.config.run import RunConfig
 from proximo.distributed.world import World, using
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.kernels import kernels_of
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import journal
+from proximo.run import journal, loop
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
 from proximo.run.task import Record
@@ -147,39 +148,6 @@ def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) 
         assert lines(tmp_path / "cut" / name) == lines(tmp_path / "whole" / name)
 
 
-def count_effects(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> list[str]:
-    """Let the first `limit` file-system effects of all saves pass and make the next one fail."""
-    seen: list[str] = []
-    for name in ("write_bytes", "publish_folder", "write_bytes_atomically", "fsync_tree", "remove"):
-        original = vars(atomic)[name]
-
-        def effect(*given: Any, _name: str = name, _original: Any = original) -> Any:
-            if limit is not None and len(seen) >= limit:
-                raise OSError("the disk is gone")
-            seen.append(_name)
-            return _original(*given)
-
-        monkeypatch.setattr(atomic, name, effect)
-    return seen
-
-
-def test_a_fault_at_any_effect_of_any_save_loses_nothing(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        seen = count_effects(patch, None)
-        start(tmp_path / "whole")
-        effects = len(seen)
-    wanted = lines(tmp_path / "whole" / "metrics.jsonl")
-    assert effects > 15
-    for limit in range(effects):
-        folder = tmp_path / f"cut-{limit}"
-        with pytest.MonkeyPatch.context() as patch:
-            count_effects(patch, limit)
-            with pytest.raises((OSError, RuntimeError)):
-                start(folder)
-        assert start(folder, resume="auto") == 0
-        assert lines(folder / "metrics.jsonl") == wanted, limit
-
-
 def test_a_mistake_in_the_data_loses_nothing_of_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
     start(tmp_path / "run")
 
@@ -224,41 +192,6 @@ def test_a_resume_with_other_threads_needs_permission_and_is_noted(tmp_path: Pat
         start(tmp_path / "run", resume="must")
     assert start(tmp_path / "run", resume="must", allow_different_environment=True) == 0
     assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
-
-
-def test_settings_that_choose_the_environment_may_differ_with_the_same_permission(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", Counting(fail_at=4))
-    other = {"num_threads": 2, "device": "cpu"}
-    with pytest.raises(RunFolderError, match=r"(?s)run.device.*run.num_threads"):
-        start(tmp_path / "run", run=other, resume="must")
-    with pytest.raises(RunFolderError, match=r"run.seed"):
-        start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
-    assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
-
-
-class LaterRun(RunConfig):
-    """Of another version, which has one setting more."""
-
-    new_key: int = 3
-
-
-class LaterRecipe(SFTRecipe):
-    run: LaterRun
-
-
-def start_later(folder: Path, **run: Any) -> int:
-    made = LaterRecipe.model_validate(recipe(folder).model_dump() | {"run": {**recipe(folder).run.model_dump(), **run}})
-    return run_task(Counting, made, RunOptions(quiet=True, resume="must"))
-
-
-def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
-    start(tmp_path / "run", run={"keep_last": 5})
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
-    assert start_later(tmp_path / "run", keep_last=5) == 0
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
-    with pytest.raises(RunFolderError, match=r"(?s)run.new_key \(saved as 3\): there is no such setting.*proximo \d"):
-        start(tmp_path / "run", resume="must")
 
 
 def delete_the_second_line(path: Path) -> None:
@@ -427,6 +360,20 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     start(tmp_path / "run", Counting(num_steps=8), run={"keep_last": 2, "save_every_steps": 1})
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-000002", "step-000007", "step-000008"]
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(None, [3, 6, 8]), (5, [3, 5, 8])])
+def test_a_run_saves_when_minutes_have_passed_since_its_last_save(
+    steps: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever caused that one: without the save of step 5, the next would be due after step 7."""
+    seconds = count(0, 20)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop, "time", clock)
+    run = {"save_every_steps": steps, "save_every_minutes": 1.0, "keep_last": 9}
+    start(tmp_path / "run", Counting(num_steps=8), run=run)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step:06d}" for step in saved]
 
 
 def test_overwriting_moves_the_earlier_run_aside_and_says_where_it_is(

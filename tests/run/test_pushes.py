@@ -1,10 +1,7 @@
-"""Pushes of a run to the Hub, against a server on this machine that answers as the Hub does."""
+"""Pushes of a run to the Hub, with a stand-in for its client."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -13,17 +10,16 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from distributed.launched import write_recipe
 from proximo import SavedRun
+from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main
+from proximo.config.sinks import PushConfig
 from proximo.errors import ProximoError
-from proximo.metrics.report.run_summary import facts
-from proximo.metrics.run_files import read_run
 from proximo.run import journal, loop, pushes
 from proximo.run.model_card import CARD
 from proximo.run.options import RunOptions
 from proximo.run.pushes import git_hash, push_folder
-from run.fake_hub import TOKEN, FakeHub, fake_hub
+from run.fake_hub import URL, FakeHub
 from run_outcomes import read_lines
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 from waiting import LATEST_SECONDS
@@ -31,15 +27,17 @@ from waiting import LATEST_SECONDS
 QUIET = RunOptions(quiet=True)
 AGAIN = RunOptions(quiet=True, resume="auto")
 NAME = "me/mine"
+TOKEN = "hf_tokenofatest"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with fake_hub() as hub:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        yield hub
+    hub = FakeHub()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    yield hub
+    hub.answers.set()
 
 
 @pytest.fixture
@@ -105,7 +103,7 @@ def test_the_best_is_pushed_and_no_worse_one(place: Path, hub: FakeHub) -> None:
     assert hub.commits[-1][0] == f"Step {best}"
 
 
-def test_a_push_that_fails_is_counted_and_shown_and_tried_again_by_a_resume(
+def test_a_push_that_fails_is_shown_and_tried_again_by_a_resume(
     place: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.refuses = 1
@@ -113,41 +111,15 @@ def test_a_push_that_fails_is_counted_and_shown_and_tried_again_by_a_resume(
     said = (place / "run" / "log.txt").read_text()
     assert "step 5 was not pushed to me/mine, and the run continues" in said
     assert "the storage is full" in said
-    assert "failed pushes to me/mine: 1; --resume=auto tries again" in said
     assert TOKEN not in said + capsys.readouterr().err
     assert hub.commits == []
     assert run("sft", pushing(place), AGAIN) == 0
     assert [message for message, _ in hub.commits] == ["Step 5"]
 
 
-def test_a_failure_of_the_last_push_is_in_outcome_and_report_until_a_resume_has_pushed(
+def test_the_outcome_of_a_push_is_in_the_next_line_and_kept_where_the_run_ends_before_it(
     place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reported: list[str] = []
-
-    def write_report(folder: Path) -> Path:
-        reported.append(dict(facts(read_run(folder)))["Outcome"])
-        return folder / "report.html"
-
-    monkeypatch.setattr(journal, "write_report", write_report)
-    hub.refuses = 1
-    recipe = changed(pushing(place, "ppo"), {"ppo.num_steps": 2})
-    assert run("ppo", recipe, QUIET) == 0
-    outcome = json.loads((place / "run" / "outcome.json").read_text())
-    assert (outcome["state"], outcome["push_failures"]) == ("finished", 1)
-    assert outcome["not_pushed"].startswith("step 2 to me/mine: ")
-    assert "the storage is full" in outcome["not_pushed"]
-    assert reported[0] == "finished after step 2 of 2"
-    assert reported[1].startswith(f"{reported[0]}; 1 push to the Hub failed; not pushed: step 2 to me/mine: ")
-    assert run("ppo", recipe, AGAIN) == 0
-    assert reported[-1] == reported[0]
-    assert [message for message, _ in hub.commits] == ["Step 2"]
-
-
-def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
-    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.refuses = 1
     look = pushes.Pushes.look
 
     def when_it_has_ended(self: pushes.Pushes) -> None:
@@ -156,10 +128,17 @@ def test_a_failure_while_the_run_goes_on_is_in_the_next_line(
         look(self)
 
     monkeypatch.setattr(pushes.Pushes, "look", when_it_has_ended)
-    assert run("sft", pushing(place, when="save"), QUIET) == 0
+    hub.refuses = 1
+    stopping = RunOptions(quiet=True, on_step=lambda step, _: step == 4 and signal.raise_signal(signal.SIGTERM))
+    assert run("sft", changed(pushing(place, when="save"), {"run.save_every_steps": 1}), stopping) != 0
     counted = [line.get("progress/push_failures") for line in read_lines(place / "run" / "metrics.jsonl")]
-    assert counted == [None, None, None, 1, None, None]
-    assert [message for message, _ in hub.commits] == ["Step 4", "Step 5"]
+    assert counted == [None, None, 1, None, None]
+    assert json.loads((place / "run" / "push" / "state.json").read_text())["step"] == 3
+    noted: list[str] = []
+    uploads = pushes.Pushes(PushConfig(name=NAME, when="save"), place / "run", warn=noted.append, note=noted.append)
+    uploads.saved(CheckpointStore(place / "run" / "checkpoints"))
+    uploads.close()
+    assert noted == [f"pushed step 4 to {URL}/{NAME}"]
 
 
 def test_a_run_that_is_stopped_does_not_wait_and_goes_on_to_push_when_it_is_resumed(place: Path, hub: FakeHub) -> None:
@@ -173,23 +152,13 @@ def test_a_run_that_is_stopped_does_not_wait_and_goes_on_to_push_when_it_is_resu
     assert "Step 5" in [message for message, _ in hub.commits]
 
 
-def test_the_end_of_a_process_waits_only_so_long_for_an_upload(place: Path, hub: FakeHub) -> None:
+def test_the_end_of_a_run_waits_only_so_long_for_an_upload(
+    place: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.answers.clear()
-    recipe = write_recipe("sft", pushing(place), place)
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-    program = (
-        "import sys; from proximo.cli import main; from proximo.run import pushes; pushes.WAIT_MINUTES = 0.02; "
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "sft", str(recipe), "--quiet"],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LATEST_SECONDS,
-    )
-    assert (ended.returncode, "it has not ended within 0.02 minutes" in ended.stderr) == (0, True)
+    monkeypatch.setattr(pushes, "WAIT_MINUTES", 0.002)
+    assert run("sft", pushing(place), QUIET) == 0
+    assert "it has not ended within 0.002 minutes" in (place / "run" / "log.txt").read_text()
     assert hub.commits == []
     assert not list((place / "run" / "push").glob("step-*"))
 
@@ -206,7 +175,7 @@ def test_an_export_goes_the_same_way(place: Path, hub: FakeHub, capsys: Any) -> 
     assert main(["export", "run", "out", "--push", NAME, "--private"]) == 0
     assert hub.commits[0][0] == "Step 5 of run"
     assert hub.private == {NAME: True}
-    assert capsys.readouterr().out.endswith(f"{hub.url}/{NAME}\n")
+    assert capsys.readouterr().out.endswith(f"{URL}/{NAME}\n")
     assert SavedRun("run").export("same", push="me/same", private=True) == Path("same")
     assert hub.repositories["me/same"] == hub.repositories[NAME]
     assert hub.private["me/same"] is True
@@ -237,3 +206,8 @@ def test_without_a_server_an_upload_ends_with_the_reason(tmp_path: Path, monkeyp
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ProximoError, match="could not be pushed to me/mine"):
         push_folder(tmp_path, NAME, private=True, message="x")
+
+
+def test_the_stand_in_takes_no_arguments_that_the_client_would_not() -> None:
+    with pytest.raises(TypeError, match="repo_id"):
+        FakeHub().get_paths_info(name=NAME, paths=[CARD])

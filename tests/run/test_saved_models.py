@@ -7,8 +7,9 @@ import pytest
 from proximo.commands.pipeline.run import whole_result
 from proximo.errors import CheckpointError, RunFolderError
 from proximo.run import journal
-from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, verify_model
+from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, saved_recipe, verify_model
 from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recipe_kind
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
 
@@ -80,3 +81,23 @@ def test_what_is_not_in_a_checkpoint_is_taken_as_it_is(place: Path) -> None:
     train("sft", place, "run", {})
     with pytest.raises(RunFolderError, match="has no value model; it has policy"):
         find_model(place / "run", role="value")
+
+
+def test_a_path_of_a_moved_run_changes_where_only_the_new_one_is_there(tmp_path: Path) -> None:
+    """A name that is no path, such as that of an argument, stays as it is."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    named = [str(old / name) for name in ("kept", "moved", "gone")]
+    for path in (old / "kept", new / "kept", new / "moved"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    sources = [{"function": "mine:rows", "kwargs": {each: each}} for each in named]
+    made = changed(recipe_of("sft", tmp_path), {"run.folder": str(old / "sft"), "data.sources": sources})
+    (new / "sft").mkdir()
+    resolved = recipe_kind("sft").schema.model_validate(made).model_dump_json()
+    (new / "sft" / "config.resolved.json").write_text(resolved)
+    found = saved_recipe(new / "sft").model_dump()["data"]["sources"]
+    assert [source["kwargs"] for source in found] == [
+        {named[0]: named[0]},
+        {named[1]: str(new / "moved")},
+        {named[2]: named[2]},
+    ]

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proximo.errors import ConfigError, MissingExtraError
+from proximo.errors import ConfigError
 from proximo.metrics.sinks import TrackedRun
 from proximo.run.options import RunOptions
-from proximo.run.preflight import check_extras_of
+from proximo.run.preflight import check_inputs
+from proximo.run.sinks import GuardedSink
 from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -61,9 +62,29 @@ def open_nothing(run: TrackedRun) -> object:
     return SimpleNamespace(write=print)
 
 
+class Album:
+    """Keeps what it is told, in order."""
+
+    told: ClassVar[list[tuple[str, int, Any]]] = []
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        Album.told.append(("numbers", step, None))
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        Album.told.append(("samples", step, [dict(row) for row in samples]))
+
+    def close(self) -> None:
+        Album.told.append(("closed", 0, None))
+
+
+def open_album(run: TrackedRun) -> Album:
+    return Album()
+
+
 @pytest.fixture(autouse=True)
 def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
     Book.opened, Book.lines, Book.closed, Book.fails_at, Book.dies_at = [], [], 0, (), None
+    Album.told = []
     # It takes longer than the run.
     monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
 
@@ -132,9 +153,8 @@ def test_a_failure_is_shown_once_counted_and_does_not_end_the_run(recipe: dict[s
     said = capsys.readouterr().err
     assert said.count("the network is away") == 1
     assert "test_sinks:open_book failed 2 times; metrics.jsonl has every line" in " ".join(said.split())
-    counted = {line["step"]: line["progress/sink_failures"] for line in metrics_of(recipe) if line["step"] in (2, 4)}
-    assert counted == {2: 1, 4: 1}
-    assert all("progress/sink_failures" not in line for line in metrics_of(recipe) if line["step"] in (0, 1, 3, 5))
+    counted = {line["step"]: line.get("progress/sink_failures") for line in metrics_of(recipe)}
+    assert counted == {0: None, 1: None, 2: 1, 3: None, 4: 1, 5: None}
 
 
 def test_three_failures_in_a_row_give_a_sink_up_and_a_resume_sends_what_it_missed(recipe: dict[str, Any]) -> None:
@@ -167,17 +187,13 @@ def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: 
         run("sft", changed(recipe, {"run.sinks": wrong}), START)
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_loaded(
+def test_a_package_that_is_missing_is_named_with_its_extra(
     recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proximo.run.preflight.find_spec", lambda name: None)
-    named = r"run.sinks.0 is of kind wandb.*pip install 'proximo\[wandb\]'"
     without = changed(recipe, {"run.sinks": [{"kind": "wandb"}]})
-    with pytest.raises(MissingExtraError, match=named):
-        check_extras_of(recipe_kind("sft").schema.model_validate(without))
-    with pytest.raises(MissingExtraError, match=named):
-        run("sft", without, START)
-    assert not Path(recipe["run"]["folder"]).exists()
+    with pytest.raises(ConfigError, match=r"run.sinks.0: its package .*pip install 'proximo\[wandb\]'"):
+        check_inputs(recipe_kind("sft").schema.model_validate(without))
 
 
 async def open_later(run: TrackedRun) -> Book:
@@ -238,9 +254,60 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
 
     module = ModuleType("wandb")
     module.__spec__ = ModuleSpec("wandb", loader=None)
-    vars(module).update(init=init, Settings=lambda **given: given, login=lambda **_: True)
+    vars(module).update(init=init, Settings=lambda **given: given, login=lambda **_: True, Table=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "wandb", module)
     return calls
+
+
+def sampled(recipe: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    lines = read_lines(Path(recipe["run"]["folder"], "samples.jsonl"))
+    return [(line.pop("step"), line) for line in lines]
+
+
+def test_a_sink_that_takes_samples_is_given_those_of_each_step_after_its_numbers(recipe: dict[str, Any]) -> None:
+    sink = {"kind": "function", "function": "test_sinks:open_album"}
+    assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
+    rows = [(step, row) for what, step, found in Album.told if what == "samples" for row in found]
+    assert [(step, json.loads(json.dumps(row))) for step, row in rows] == sampled(recipe)
+    order = [(step, what) for what, step, _ in Album.told if what in ("numbers", "samples")]
+    assert order == sorted(order), "numbers before samples"
+    assert [what for what, *_ in Album.told[len(order) :]] == ["closed"]
+
+
+def test_samples_of_a_step_that_is_done_again_are_not_sent_again_and_a_failure_is_counted(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    place = {"folder": tmp_path, "name": "n", "config": {}, "metrics_file": tmp_path / "none", "warn": warnings.append}
+    first = GuardedSink("album", open_album, **place)
+    first.write(1, {"a": 1.0})
+    first.write_samples(1, [{"prompt": "p"}])
+    again = GuardedSink("album", open_album, **place)
+    again.write(1, {"a": 1.0})
+    again.write_samples(1, [{"prompt": "p"}])
+    assert [what for what, *_ in Album.told] == ["numbers", "samples"]
+    broken = SimpleNamespace(write=lambda *_: None, close=lambda: None, write_samples=lambda *_: 1 / 0)
+    failing = GuardedSink("broken", lambda run: broken, **place)
+    failing.write(1, {"a": 1.0})
+    failing.write_samples(1, [{"prompt": "p"}])
+    assert "ZeroDivisionError" in warnings[0]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_tracker_gets_a_table_of_them_where_it_is_told_to(
+    inputs: Path, tmp_path: Path, asked: bool, stand_in: dict[str, list]
+) -> None:
+    sinks = {"run.folder": str(tmp_path / "run"), "run.sinks": [{"kind": "wandb", "samples": asked}]}
+    recipe = changed(recipe_of("ppo", inputs), {**sinks, "ppo.num_steps": 2})
+    assert run("ppo", recipe, START) == 0
+    tables = [(step, metrics["samples"]) for step, metrics in stand_in["log"] if "samples" in metrics]
+    found = [
+        (step, {name: cell for name, cell in zip(table.columns, row, strict=True) if cell is not None})
+        for step, table in tables
+        for row in table.data
+    ]
+    wanted = [(step, {name: cell for name, cell in row.items() if cell is not None}) for step, row in sampled(recipe)]
+    assert [(step, row | {"components": json.loads(row["components"])}) for step, row in found] == (
+        wanted if asked else []
+    )
 
 
 def test_weights_and_biases_is_told_the_id_of_the_run(
@@ -273,9 +340,11 @@ def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(
 ) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    recipe = changed(recipe, {"run.sinks": [{"kind": "wandb"}]})
+    recipe = changed(recipe, {"run.sinks": [{"kind": "wandb", "samples": True}]})
     assert run("sft", recipe, START) == 0
     folder = Path(recipe["run"]["folder"])
+    assert list((folder / "trackers" / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json"))
+    assert "wandb failed" not in (folder / "log.txt").read_text()
     identity = json.loads((folder / "trackers" / "wandb.json").read_bytes())["id"]
     go_back(recipe)
     assert run("sft", recipe, RESUME) == 0

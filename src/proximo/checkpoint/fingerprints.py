@@ -6,9 +6,8 @@ the run and compared.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any, Self
 
 from proximo.errors import RunFolderError
@@ -63,7 +62,7 @@ def check_fingerprints(saved: Fingerprints, current: Fingerprints, permission: P
     of_rewards = [each for each in rest if _covered(each.path, may.reward_settings)]
     config = [each for each in rest if each not in of_rewards]
     of_environment += differences(saved.environment, current.environment)
-    of_rewards += _by_file(differences(saved.functions, current.functions))
+    of_rewards += differences(saved.functions, current.functions)
     # Data is hashed in the order of its use, which these settings decide. If one of them changed, the hash differs even
     # for the same files, so only the setting is reported.
     reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
@@ -147,17 +146,6 @@ def differences(saved: Any, current: Any, path: str = "") -> Iterator[_Differenc
     for name in sorted(before.keys() | now.keys()):
         below = f"{path}.{name}" if path else name
         yield from differences(before.get(name, _ABSENT), now.get(name, _ABSENT), below)
-
-
-def _by_file(found: Iterable[_Difference]) -> Iterator[_Difference]:
-    """Joins differences of functions in one file, which share its hash."""
-
-    def shared(each: _Difference) -> tuple[Any, ...]:
-        return each.path.partition(":")[0], each.before, each.now
-
-    for (module, before, now), group in groupby(found, shared):
-        names = [each.path.partition(":")[2] for each in group]
-        yield _Difference(f"{module}:{names[0]}" if len(names) == 1 else f"{module} ({', '.join(names)})", before, now)
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:

@@ -5,11 +5,9 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from proximo.checkpoint import atomic
-from proximo.errors import CheckpointError
 
 
 class JsonLines:
@@ -27,8 +25,6 @@ class JsonLines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record with an integer "step". Numbers that are not finite become null."""
-        if not isinstance(record.get("step"), int):
-            raise ValueError(f"a log record needs an integer 'step', got {record.get('step')!r}")
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
         with atomic.naming(self._path):
             self._file.write(text.encode("utf-8", errors="replace") + b"\n")
@@ -44,39 +40,18 @@ class JsonLines:
         with atomic.naming(self._path):
             self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self.close()
-
 
 def cut_back(path: Path, step: int) -> int:
-    """Delete every record after `step`, and a last line that a crash cut off. Returns the number of lines left.
+    """Delete every record after `step`, and lines that are no record, as a crash leaves the last one.
 
-    The file is replaced atomically; it need not exist. Raises CheckpointError if a line before the last is not a
-    record, since a crash can only damage the last one.
+    Returns the number of lines left. The file is replaced atomically; it need not exist.
     """
     if not path.is_file():
         return 0
     content = path.read_bytes()
-    lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    steps = [_step_of(line) for line in lines]
-    for number, line_step in enumerate(steps[:-1], start=1):
-        if line_step is None:
-            raise CheckpointError(
-                f"{path}, line {number}: not a log record ({lines[number - 1][:60]!r}); mend or delete the line, "
-                "then resume"
-            )
-    kept = [
-        line + b"\n"
-        for line, line_step in zip(lines, steps, strict=True)
-        if line_step is not None and line_step <= step
-    ]
-    wanted = b"".join(kept)
-    if wanted != content:
+    steps = [(line, _step_of(line)) for line in content.split(b"\n")]
+    kept = [line + b"\n" for line, line_step in steps if line_step is not None and line_step <= step]
+    if (wanted := b"".join(kept)) != content:
         atomic.write_bytes_atomically(path, wanted)
     return len(kept)
 

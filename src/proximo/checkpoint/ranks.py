@@ -7,10 +7,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.reading import MANIFEST, STATE, FileEntry, describe_files, read_manifest
+from proximo.checkpoint.reading import MANIFEST, FileEntry, describe_files, read_manifest
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError, RunFolderError
 
@@ -45,14 +45,6 @@ def captured(writers: Mapping[str, Writer | RankWriter]) -> dict[str, Captured]:
         name: writer.capture() if isinstance(writer, RankWriter) else Captured(first=writer)
         for name, writer in writers.items()
     }
-
-
-def check_names(writers: Mapping[str, Writer | RankWriter]) -> None:
-    """Raises ValueError for a name that is not a plain relative path, or that the store uses itself."""
-    for name in writers:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or str(path) != name or name in (STATE, MANIFEST, "."):
-            raise ValueError(f"{name!r} cannot name a part of a checkpoint: it must be a plain relative path")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

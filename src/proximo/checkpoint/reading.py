@@ -70,16 +70,6 @@ def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | No
     return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
 
 
-def left_by_failed_save(checkpoints: Path) -> str:
-    """Says which checkpoint to resume from after a failed save."""
-    if saved_steps(checkpoints):  # a checkpoint gets its name only when it is complete
-        return "The latest complete checkpoint is untouched: make room, or repair the disk, and continue with --resume"
-    return (
-        "It would have been the first one, so there is none to resume from: make room, or repair the disk, and start "
-        "again with --resume=auto or --overwrite"
-    )
-
-
 class SavedState(dict[str, Any]):
     """A dict whose `[]` raises CheckpointError for a missing key."""
 
@@ -147,10 +137,6 @@ class DamagedError(Exception):
     """A folder is not a complete checkpoint; the message names the file. Callers add where and what to do."""
 
 
-class OtherFormatError(DamagedError):
-    """An undamaged manifest has a format that this version does not read; the message says what to do."""
-
-
 def describe_folder(
     folder: Path, *, step: int, metric: float | None, known: Mapping[str, FileEntry] | None = None
 ) -> Manifest:
@@ -169,7 +155,10 @@ def describe_files(paths: Sequence[Path]) -> list[FileEntry]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint's folder. Raises DamagedError if it is missing or unreadable."""
+    """The manifest of a checkpoint's folder.
+
+    Raises DamagedError if it is missing or unreadable, CheckpointError if it has the format of another version.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise DamagedError(f"{path} is missing")
@@ -180,8 +169,9 @@ def read_manifest(folder: Path) -> Manifest:
         if seal is not None and _sealed(content) != data:
             raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
         if content["format"] != FORMAT:
-            raise OtherFormatError(
-                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: continue "
+            raise CheckpointError(
+                f"the checkpoint cannot be read: {path} has format {content['format']!r}, and this version of Proximo "
+                f"reads format {FORMAT}: continue "
                 f"with the version that saved it ({content.get('saved_by') or 'its number is unknown'})"
             )
         if seal is None:

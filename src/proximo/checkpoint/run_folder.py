@@ -30,7 +30,9 @@ CONFIG = "config.yaml"
 RESOLVED_CONFIG = "config.resolved.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+"""A line for each step."""
 SAMPLES = "samples.jsonl"
+"""A line for each sample that is kept for reading."""
 TENSORBOARD = "tensorboard"
 TRACKERS = "trackers"
 """State of the sinks of experiment trackers: their position, and lines not sent yet."""
@@ -38,30 +40,15 @@ PUSHES = "push"
 """State of the uploads to the Hub: finished and running ones."""
 REPORT = "report.html"
 OUTCOME = "outcome.json"
+"""How the run ended; absent while it is running."""
 LOG = "log.txt"
+"""The plain lines that the run printed."""
 RANKS = "ranks"
 """Tracebacks of single ranks, each written by its rank; rank 0 writes everything else."""
 SERVERS = "servers"
 """Logs of servers. They start, and may fail, before the run folder is opened."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
-WRITTEN = (
-    CHECKPOINTS,
-    CONFIG,
-    RESOLVED_CONFIG,
-    ENVIRONMENT,
-    METRICS,
-    SAMPLES,
-    TENSORBOARD,
-    TRACKERS,
-    PUSHES,
-    REPORT,
-    OUTCOME,
-    LOG,
-    RANKS,
-    MERGED,
-)
-"""Names that a run writes. Anything else in its folder belongs to the user."""
 
 
 class RunFolder:
@@ -74,22 +61,6 @@ class RunFolder:
         self.replaced = replaced
         """The folder to which an earlier run was moved; None if there was none."""
         self._marker = marker
-        self.checkpoints = self.path / CHECKPOINTS
-        """The folder for a CheckpointStore."""
-        self.metrics = self.path / METRICS
-        """JSON lines, one for each step."""
-        self.samples = self.path / SAMPLES
-        """JSON lines, one for each sample that is kept for reading."""
-        self.tensorboard = self.path / TENSORBOARD
-        """The folder of TensorBoard's event files."""
-        self.trackers = self.path / TRACKERS
-        """The folder for the state of the sinks of experiment trackers."""
-        self.report = self.path / REPORT
-        """The report of the run, one self-contained page."""
-        self.outcome = self.path / OUTCOME
-        """How the run ended; absent while it is running."""
-        self.log = self.path / LOG
-        """The plain lines that the run printed."""
 
     def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
         """Write the recipe as given (`text`), and every effective setting."""
@@ -106,15 +77,7 @@ class RunFolder:
         `reason`: why it failed, which signal stopped it, or why a run that finished took no update.
         """
         outcome = {"state": state, "total_steps": total_steps, "reason": reason}
-        atomic.write_bytes_atomically(self.outcome, _json(outcome))
-
-    def add_to_outcome(self, values: Mapping[str, Any]) -> bool:
-        """Set values of the written outcome; None removes one. Returns whether the file changed."""
-        held = json.loads(self.outcome.read_bytes())
-        changed = {name: value for name, value in {**held, **values}.items() if value is not None or name not in values}
-        if changed != held:
-            atomic.write_bytes_atomically(self.outcome, _json(changed))
-        return changed != held
+        atomic.write_bytes_atomically(self.path / OUTCOME, _json(outcome))
 
     def close(self) -> None:
         """Release the lock, so that another process can open the folder."""
@@ -149,8 +112,6 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
             replaced = _move_aside(folder)
             marker.close()
             marker = _lock(folder)
-        elif not resuming:
-            _remove_written(folder)
     except BaseException:
         marker.close()
         raise
@@ -173,7 +134,8 @@ def open_abandoned(folder: Path, *, by: str) -> RunFolder | None:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether a run was ever opened in `folder`. A copy without hidden files is recognised by its contents."""
-    return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
+    saved = (f"{CHECKPOINTS}/step-{step:06d}/{MANIFEST}" for step in saved_steps(folder / CHECKPOINTS))
+    return any((folder / name).is_file() for name in (MARKER, RESOLVED_CONFIG, *saved))
 
 
 def described_run(folder: Path) -> str:
@@ -193,13 +155,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
     """Raises what `open_run` would, and changes nothing: for a caller that builds models first."""
     if overwrite and resume != "never":
         raise RunFolderError(f"--overwrite replaces the run in {folder} and --resume continues it: choose one")
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"the run folder {folder} is a file: give a folder, or a name that is not taken")
-    above = next((parent for parent in folder.parents if parent.exists()), folder)
-    if not above.is_dir():
-        raise RunFolderError(f"{above} is a file, so that there can be no run folder {folder}: give another one")
-    if not os.access(folder if folder.exists() else above, os.W_OK | os.X_OK):
-        raise RunFolderError(f"the run folder {folder} cannot be written: the permissions of {above} refuse it")
+    _refuse_place(folder)
     exists = is_run_folder(folder)
     if not exists and folder.is_dir() and any(entry.name != SERVERS for entry in folder.iterdir()):
         raise RunFolderError(
@@ -226,11 +182,16 @@ def check_new_folder(out: Path) -> None:
     """Raises RunFolderError if no folder can be made at `out`, for a command that writes one."""
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
-        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
-    above = next(parent for parent in out.absolute().parents if parent.exists())
+    _refuse_place(out)
+
+
+def _refuse_place(folder: Path) -> None:
+    """Raises RunFolderError if there can be no folder, or it cannot be written."""
+    above = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not above.is_dir():
+        raise RunFolderError(f"{above} is a file, so that there can be no folder {folder}: give another one")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise RunFolderError(f"the folder {out} cannot be written: the permissions of {above} refuse it")
+        raise RunFolderError(f"the folder {folder} cannot be written: the permissions of {above} refuse it")
 
 
 def _makes_room(folder: Path, *, overwrite: bool) -> bool:
@@ -251,20 +212,6 @@ def _finished_steps(folder: Path) -> float:
         return outcome["total_steps"] if outcome["state"] == "finished" else math.inf
     except (OSError, ValueError, LookupError, TypeError):
         return math.inf
-
-
-def _holds_checkpoints(folder: Path) -> bool:
-    checkpoints = folder / CHECKPOINTS
-    return any((checkpoints / f"step-{step:06d}" / MANIFEST).is_file() for step in saved_steps(checkpoints))
-
-
-def _holds_settings(folder: Path) -> bool:
-    try:
-        resolved = json.loads((folder / RESOLVED_CONFIG).read_bytes())
-    except (OSError, ValueError):
-        return False
-    run = resolved.get("run") if isinstance(resolved, dict) else None
-    return isinstance(run, dict) and "folder" in run
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -316,13 +263,6 @@ def _move_aside(folder: Path) -> Path:
             f"the run in {folder} cannot be moved to {aside} to make room for another: {error}; give another folder"
         ) from error
     return aside
-
-
-def _remove_written(folder: Path) -> None:
-    """Delete the files of a run that failed before it took a step."""
-    for name in WRITTEN:
-        if (folder / name).exists():
-            atomic.remove(folder / name)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saves each whole or not at all, verifies and prunes them, and decides when to save.
+"""The checkpoints of one run: saves each whole or not at all, verifies and prunes them.
 
 A save writes everything under a temporary name, syncs it, writes the manifest last, renames the folder, and only then
 updates the pointer file `latest`. After a crash a folder is therefore complete, or has a temporary name that the next
@@ -6,8 +6,7 @@ save deletes.
 """
 
 import math
-import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,6 @@ from proximo.checkpoint.ranks import (
     Writer,
     captured,
     check_all_seen,
-    check_names,
     written_by_ranks,
 )
 from proximo.checkpoint.reading import (
@@ -31,11 +29,9 @@ from proximo.checkpoint.reading import (
     Checkpoint,
     DamagedError,
     FileEntry,
-    OtherFormatError,
     describe_folder,
     encode_state,
     folder_of,
-    left_by_failed_save,
     open_checkpoint,
     read_manifest,
     saved_steps,
@@ -57,8 +53,6 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, *, keep_last: int | None = None, best: Literal["highest", "lowest"] = "highest"
     ) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1, or None to keep all; got {keep_last}")
         self.folder = folder
         self._keep_last = keep_last
         self._sign = 1.0 if best == "highest" else -1.0
@@ -89,7 +83,6 @@ class CheckpointStore:
         """
         self.finish()
         metric = metric if metric is not None and math.isfinite(metric) else None
-        check_names(writers)
         encoded = encode_state(state)
         what = f"the save of step {step}"
         saved = current().on_rank_0(lambda: self._saved_before(step, state, metric), what=what)
@@ -165,8 +158,6 @@ class CheckpointStore:
         for step in reversed([step for step in self.steps() if wanted is not None and step <= wanted]):
             try:
                 return open_checkpoint(self.folder, step, parts=parts), damages
-            except OtherFormatError:
-                break
             except DamagedError as damage:
                 damages[step] = str(damage)
         return (None if wanted is None else self._read(wanted, parts=parts)), damages
@@ -259,7 +250,7 @@ class CheckpointStore:
                 raise
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. "
-                f"{left_by_failed_save(self.folder)}"
+                "Earlier ones are untouched: make room, or repair the disk, and continue with --resume=auto"
             ) from error
 
     def _point_to(self, latest: int) -> None:
@@ -312,47 +303,14 @@ class CheckpointStore:
     def _read(self, step: int, *, parts: Collection[str] | None) -> Checkpoint:
         try:
             return open_checkpoint(self.folder, step, parts=parts)
-        except OtherFormatError as other:
-            raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on(step)}"
+                f"the checkpoint of step {step} is not complete: {damage}. {self._way_on()}"
             ) from damage
 
-    def _way_on(self, damaged: int | None = None) -> str:
+    def _way_on(self) -> str:
         """Advice for a damaged checkpoint, or for a pointer that names none."""
-        if not {*self.steps()} - {damaged}:
-            return "There is no other checkpoint: begin anew with --overwrite"
         return (
             f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
-            "--checkpoint to a command that reads the run"
+            "--checkpoint to a command that reads the run; --overwrite begins anew"
         )
-
-
-class SaveSchedule:
-    """Due at every multiple of `every_steps`, and when `every_minutes` have passed since the last save; None: never.
-
-    The clock, in seconds, starts with the schedule. Saving by time does not change what a run computes.
-    """
-
-    def __init__(
-        self,
-        *,
-        every_steps: int | None,
-        every_minutes: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._every_steps = every_steps
-        self._every_minutes = every_minutes
-        self._clock = clock
-        self._last_save_seconds = clock()
-
-    def due(self, step: int) -> bool:
-        """Whether to save after this step."""
-        by_steps = self._every_steps is not None and step % self._every_steps == 0
-        seconds = self._clock() - self._last_save_seconds
-        return by_steps or (self._every_minutes is not None and seconds >= 60 * self._every_minutes)
-
-    def saved(self) -> None:
-        """Restart the minutes, after any save."""
-        self._last_save_seconds = self._clock()

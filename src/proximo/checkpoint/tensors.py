@@ -1,4 +1,4 @@
-"""Named tensors and optimizer state as safetensors files: exact bits, no pickle.
+"""Optimizer state as safetensors files: exact bits, no pickle.
 
 Optimizer state is keyed by parameter name, so that it does not depend on the order of parameters or on groups. The
 settings of an optimizer (learning rate, betas) are not state: they come from the configuration and the schedule.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -25,20 +25,6 @@ OTHER_TENSOR = "tensor of another shape"
 Layout = dict[str, dict[str, int | float | bool | str | None]]
 """For each parameter: its fields of state, with their numbers, TENSOR or OTHER_TENSOR. JSON."""
 _LAYOUT = "layout"
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors of any device, type and shape to one safetensors file; strides are not kept."""
-    seen: set[int] = set()
-    save_file({name: _for_file(tensor, seen) for name, tensor in tensors.items()}, path, metadata=dict(metadata or {}))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises CheckpointError if it cannot be read."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def optimizer_state(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
@@ -93,7 +79,9 @@ def load_optimizer_state(
 def write_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
     """Write the whole state of an optimizer to one file."""
     tensors, layout = optimizer_state(optimizer, named_parameters)
-    write_tensors(path, tensors, metadata={_LAYOUT: json.dumps(layout)})
+    seen: set[int] = set()
+    alone = {name: _for_file(tensor, seen) for name, tensor in tensors.items()}
+    save_file(alone, path, metadata={_LAYOUT: json.dumps(layout)})
 
 
 def capture_optimizer(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> CapturedShards:
@@ -111,9 +99,11 @@ def read_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[s
         shards = SavedShards(path)
         load_optimizer_state(optimizer, named_parameters, shards, layout=shards.metadata[_LAYOUT])
         return
-    tensors = read_tensors(path)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
     if _LAYOUT not in metadata:
         raise CheckpointError(f"{path} holds tensors but no optimizer state")
     load_optimizer_state(optimizer, named_parameters, tensors, layout=json.loads(metadata[_LAYOUT]))
@@ -124,7 +114,7 @@ def _key(field: str, name: str) -> str:
 
 
 def _for_file(tensor: Tensor, seen: set[int]) -> Tensor:
-    """A copy on the CPU that shares no storage with those in `seen`, which the file format requires."""
+    """The tensor on the CPU; a copy if it shares storage with one in `seen`, which the file format refuses."""
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()
     if storage.nbytes() != tensor.nbytes or (storage.nbytes() and storage.data_ptr() in seen):

@@ -20,11 +20,10 @@ def checked(kind: str, recipe: "str | Document", overrides: Sequence[str], *, qu
     """
     from proximo.config.ineffective_keys import ineffective_keys
     from proximo.config.loader import load_recipe
-    from proximo.run.preflight import check_extras_of, check_inputs
+    from proximo.run.preflight import check_inputs
 
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
-    check_extras_of(loaded.recipe)
     for sentence in () if quiet else ineffective_keys(loaded.recipe):
         print(f"note: {sentence}", file=sys.stderr)
     return loaded

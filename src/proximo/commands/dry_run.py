@@ -15,7 +15,7 @@ from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
-from proximo.run.dry_run import rank_lines, run_lines, thread_problem, untrained_rows
+from proximo.run.dry_run import rank_lines, run_lines, stage_warnings
 from proximo.trainer_kinds import trainer_of
 
 NAME_WIDTH = 12
@@ -46,14 +46,12 @@ def find_warnings(recipe: Recipe) -> Iterator[str]:
     """Warnings about problems that may end the run. Raises ConfigError for those that certainly will."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
-        if threads := thread_problem(stage.run):
-            yield f"{prefix}{threads}"
         scorers = {
             key: ModelConfig(path=section.path)
             for key, section in stage.sections().items()
             if isinstance(section, ModelRewardConfig)
         }
-        yield from (f"{prefix}{each}" for each in untrained_rows(stage))
+        yield from (f"{prefix}{each}" for each in stage_warnings(stage))
         for key, model in (stage.models() | scorers).items():
             yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
 

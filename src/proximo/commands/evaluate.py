@@ -16,7 +16,7 @@ from proximo.checkpoint.fingerprints import Fingerprints, changed_inputs, reloca
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.reading import Checkpoint
 from proximo.errors import UserError
-from proximo.metrics.catalogue import Recorder
+from proximo.metrics.catalogue import step_line
 from proximo.metrics.report.tables import Samples, metrics_table
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, saved_recipe, verify_models
 from proximo.run.preflight import inputs_of
@@ -58,7 +58,7 @@ def run_evaluate(
     if output is not None:
         unfinished = temporary_beside(output)
         try:
-            with JsonLines(unfinished) as lines:
+            with closing(JsonLines(unfinished)) as lines:
                 for sample in evaluation.samples:
                     lines.append({"step": evaluation.step, **sample})
             unfinished.replace(output)
@@ -101,9 +101,8 @@ def evaluate(
             record = task.evaluate(num_prompts)
     if record is None:
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
-    recorder = Recorder()
-    recorder.record_all(record.metrics)
-    return Evaluation(run=run, step=found.step, metrics=recorder.line(), samples=Samples(record.samples))
+    line, _ = step_line(record.metrics)
+    return Evaluation(run=run, step=found.step, metrics=line, samples=Samples(record.samples))
 
 
 def _warn_of_changes(run: Path, checkpoint: Checkpoint, task: Task) -> None:

@@ -19,24 +19,29 @@ ADAPTERS = "proximo.environments.adapters"
 PROGRAMS = "proximo.environments.programs"
 
 
-class PlayedEnvironmentConfig(Section):
-    """What all kinds have in common: how many episodes there are, and their limits."""
+class EpisodeLimits(Section):
+    """The limits of an episode, in a recipe and in Python."""
 
-    num_rows: int = Field(1000, ge=1)
-    """Number of prompts where the run has no `data`. Each begins an episode with another seed. With `data` every row
-    begins one, and `reset` is given the row."""
     max_turns: int = Field(16, ge=1)
     """Turns of the policy in an episode. One that is not over by then ends with finish `length`."""
     max_tokens: int = Field(1024, ge=2)
     """Most tokens of a call: the conversation so far, which the policy reads, and the turn that it writes. An episode
     that reaches it ends with finish `length`. `ppo.rollout.max_new_tokens` limits a single turn."""
-    max_observation_tokens: int = Field(512, ge=1)
-    """Tokens of one observation. A longer one is cut, with a mark, and counted."""
     max_seconds: float | None = Field(None, gt=0)
     """An episode that is older begins no further turn and ends with finish `length`. Results then depend on the clock;
     null has no such limit."""
     template_variables: dict[str, Any] = Field(default_factory=dict)
     """What the chat template reads besides messages and tools, such as `enable_thinking`."""
+
+
+class PlayedEnvironmentConfig(EpisodeLimits):
+    """What all kinds have in common: how many episodes there are, and their limits."""
+
+    num_rows: int = Field(1000, ge=1)
+    """Number of prompts where the run has no `data`. Each begins an episode with another seed. With `data` every row
+    begins one, and `reset` is given the row."""
+    max_observation_tokens: int = Field(512, ge=1)
+    """Tokens of one observation. A longer one is cut, with a mark, and counted."""
 
     def code(self) -> Iterator[tuple[str, str, str | None]]:
         """(key, what it names, why that cannot be used or None) of all code that is imported. Nothing is imported."""

@@ -126,23 +126,20 @@ class _ResilientConsole(Console):
 
 
 class PlainProgress(ProgressView):
-    """One line per step, for log files and pipes; before the first and after the last one also what it is doing, since
-    it may take long.
-    """
+    """One line per step, for log files and pipes, and one for each phase when it first begins: it may take long."""
 
     def __init__(self, info: ProgressInfo, console: Console) -> None:
         super().__init__(console)
         self._info = info
         self._started = info.clock()
-        self._waiting_for: int | None = info.first_step + 1 if info.first_step else 0
-        """The step whose phases are shown; 0 is the evaluation before training. None between the first and the last."""
+        self._next = info.first_step + 1 if info.first_step else 0
+        """The step that phases belong to; 0 is the evaluation before training."""
         self._phases: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        begins, ends = step == self._info.first_step, step == self._info.total_steps
-        if begins:  # an evaluation before training is not a step
+        if step == self._info.first_step:  # an evaluation before training is not a step
             self._started = self._info.clock()
-        self._waiting_for = step if ends else step + 1 if begins else None
+        self._next = min(step + 1, self._info.total_steps)
         numbers = self._info.watched(metrics)
         if step == 0 and not numbers:  # nothing was evaluated
             return
@@ -151,10 +148,9 @@ class PlainProgress(ProgressView):
         self._print("  ".join([self._info.label(step), *map(" ".join, numbers), *remaining]))
 
     def phase(self, name: str) -> None:
-        if self._waiting_for is None or name in self._phases:
-            return
-        self._phases.add(name)
-        self._print(f"{self._info.label(self._waiting_for)}: {name}")
+        if name not in self._phases:
+            self._phases.add(name)
+            self._print(f"{self._info.label(self._next)}: {name}")
 
     def note(self, message: str) -> None:
         self._print(message)
@@ -225,8 +221,7 @@ class TerminalProgress(ProgressView):
             label=info.label(info.first_step),
             left="",
         )
-        self._shown = self._screen()
-        self._shown.start()
+        self._start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         watched = self._info.trainer.metrics.watched
@@ -250,10 +245,14 @@ class TerminalProgress(ProgressView):
 
     def close(self) -> None:
         self._bar.update(self._task, description="")
-        self._shown.stop()
+        self._stop()
 
-    def _screen(self) -> "Live | _Cell":
-        return Live(get_renderable=self._view, console=self._console, refresh_per_second=FRAMES_PER_SECOND)
+    def _start(self) -> None:
+        self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=FRAMES_PER_SECOND)
+        self._live.start()
+
+    def _stop(self) -> None:
+        self._live.stop()
 
     def _view(self) -> Group:
         shown = self._info.watched(self._numbers)
@@ -264,50 +263,34 @@ class TerminalProgress(ProgressView):
         return Group(self._bar, numbers)
 
 
-class NotebookProgress(TerminalProgress):
-    """The same in the output of a notebook's cell, drawn at most four times a second."""
+class NotebookProgress(TerminalProgress, JupyterMixin):
+    """The same as an output of the running cell that is replaced in place, at most four times a second.
 
-    def __init__(self, info: ProgressInfo, console: Console) -> None:
-        self._cell = _Cell(self._view, info.clock)
-        super().__init__(info, console)
+    `Live` of rich would need ipywidgets there.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         super().write(step, metrics)
-        self._cell.draw()
+        self._draw()
 
     def phase(self, name: str) -> None:
         super().phase(name)
-        self._cell.draw()
-
-    def _screen(self) -> "_Cell":
-        return self._cell
-
-
-class _Cell(JupyterMixin):
-    """An output of the running cell that is replaced in place. `Live` of rich would need ipywidgets there."""
-
-    def __init__(self, view: Callable[[], RenderableType], clock: Clock) -> None:
-        self._view = view
-        self._clock = clock
-        self._handle: Any = None
-        self._drawn_at = -math.inf
+        self._draw()
 
     def __rich__(self) -> RenderableType:
         return self._view()
 
-    def start(self) -> None:
-        """Show the view for the first time."""
-        self._handle = import_module("IPython.display").display(self, display_id=True)
+    def _start(self) -> None:
+        self._drawn_at = -math.inf
+        self._output: Any = import_module("IPython.display").display(self, display_id=True)
 
-    def draw(self) -> None:
-        """Show the view in place of the last one, unless that is too new."""
-        if self._clock() - self._drawn_at >= 1 / FRAMES_PER_SECOND:
-            self.stop()
+    def _draw(self) -> None:
+        if self._info.clock() - self._drawn_at >= 1 / FRAMES_PER_SECOND:
+            self._stop()
 
-    def stop(self) -> None:
-        """Show the last view."""
-        self._drawn_at = self._clock()
-        self._handle.update(self)
+    def _stop(self) -> None:
+        self._drawn_at = self._info.clock()
+        self._output.update(self)
 
 
 def _shown(name: str, number: float) -> str:

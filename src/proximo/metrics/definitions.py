@@ -101,7 +101,8 @@ class Catalogue:
 
     def repeatable(self, line: Mapping[str, float]) -> dict[str, float]:
         """The metrics of a line that a second run must reproduce bit for bit: all but times and memory."""
-        return {name: value for name, value in line.items() if name == "step" or self.find(name).repeatable}
+        known = ((name, self.get(name)) for name in line)
+        return {name: line[name] for name, metric in known if name == "step" or (metric and metric.repeatable)}
 
 
 class Section(StrEnum):
@@ -156,7 +157,6 @@ class Curve:
     """True if the y axis must include 0."""
     guide: float | None = None
     """Height of a dotted reference line."""
-    stacked: bool = False
 
     def draws(self, *traces: Trace, healthy: str) -> "Curve":
         """The curve with its series, and with the text about healthy runs."""

@@ -90,10 +90,6 @@ class Outcome:
     """Planned number of steps."""
     reason: str | None = None
     """The error, if the run failed; why it took no update, if it finished so."""
-    push_failures: int = 0
-    """Pushes to the Hub that failed after the last line of metrics.jsonl."""
-    not_pushed: str | None = None
-    """Why the last push failed; None if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +117,13 @@ class Run:
     @property
     def last_step(self) -> int | None:
         return int(self.lines[-1]["step"]) if self.lines else None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        if self.outcome is None or self.outcome.state != "failed":
+            return None
+        return self.outcome.reason or "no reason given"
 
     def series(self, name: str) -> Series:
         """The values of a metric; empty if the run does not have it."""

@@ -48,17 +48,11 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class ExponentialMean:
+class ExponentialMean(Mean):
     """exp(total / count), for example perplexity from nats and tokens.
 
     Totals and counts are combined before the exponential.
     """
-
-    total: float
-    count: float
-
-    def __post_init__(self) -> None:
-        _check_count(self.count)
 
     @property
     def value(self) -> float | None:
@@ -66,9 +60,6 @@ class ExponentialMean:
             return None
         exponent = self.total / self.count
         return math.inf if exponent > 700 else math.exp(exponent)
-
-    def combine(self, other: Self) -> Self:
-        return type(self)(self.total + other.total, self.count + other.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +154,6 @@ class Last:
 
     def combine(self, other: Self) -> Self:
         return self if other.value is None else other
-
-
-def combine(first: MetricValue, second: MetricValue) -> MetricValue:
-    """The value over the data of both; `second` is the newer one. Raises TypeError for two different types."""
-    if type(first) is not type(second):
-        raise TypeError(f"a {type(first).__name__} was to be combined with a {type(second).__name__}")
-    return first.combine(second)
 
 
 def _check_count(count: float) -> None:

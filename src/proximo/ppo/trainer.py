@@ -27,7 +27,7 @@ from proximo.environments.reward import with_environment
 from proximo.errors import ConfigError
 from proximo.learner.optimizers import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.metrics.catalogue import Recorder
+from proximo.metrics.catalogue import step_line
 from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.console import open_progress as open_view
 from proximo.metrics.values import Last, MetricValue
@@ -335,9 +335,7 @@ class PPOTrainer:
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         outcome.check_guard()
-        recorder = Recorder()
-        recorder.record_all(self.metrics(outcome))
-        return recorder.line()
+        return step_line(self.metrics(outcome))[0]
 
     def _adopt(
         self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None

@@ -5,8 +5,6 @@ A line is a word and its description; a line without a word continues the one be
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,12 @@ from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.formats.prompt_response import Exchange, in_form, no_template
-from proximo.data.load_report import Remark, remark_lines, unread_lines
+from proximo.data.load_report import Remark, remark_lines
 from proximo.data.rows import Row, check_row_ids
-from proximo.data.templates.ignored_content import unread
 from proximo.errors import ModelError
 from proximo.hub import UNNAMED_TOKENIZER
 from proximo.message_text import count_of
-from proximo.models.pretrained.folders import chat_template_in, tokenizer_place
+from proximo.models.pretrained.folders import lacks_chat_template, tokenizer_place
 from proximo.run.make.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 from proximo_verifiers.grader import num_cores
@@ -35,19 +32,13 @@ that it cannot read."""
 Line = tuple[str, str]
 
 
-def thread_problem(run: RunConfig) -> str | None:
-    """A warning if the run has more threads than this process has cores; else None."""
-    cores = num_cores()
-    if run.num_threads is None or run.num_threads <= cores:
-        return None
-    return (
-        f"run.num_threads is {run.num_threads}, more than the {cores} cores that this process may use: threads that "
-        "wait for each other slow a run down many times; lower it, or leave it out"
-    )
-
-
-def untrained_rows(stage: TrainerRecipe) -> Iterator[str]:
-    """A warning for each adapter whose run adds tokens, because LoRA does not train their rows."""
+def stage_warnings(stage: TrainerRecipe) -> Iterator[str]:
+    """Warnings about more threads than cores, and about adapters that train no rows of added tokens."""
+    if (stage.run.num_threads or 0) > num_cores():
+        yield (
+            f"run.num_threads is {stage.run.num_threads}, more than the {num_cores()} cores that this process may use: "
+            "threads that wait for each other slow a run down many times; lower it, or leave it out"
+        )
     tokenizers = [section for section in stage.sections().values() if isinstance(section, TokenizerConfig)]
     added = [token for section in tokenizers for token in section.added_tokens]
     for key, model in stage.models().items():
@@ -157,52 +148,36 @@ def _remarks(rows: SplitRows, recipe: TrainerRecipe, data: DataConfig, reader: R
     """The remarks of the run on its rows. Raises the error of a row that it would refuse."""
     if reader is None:
         return
-    template = _template_of(recipe)
-    learned = _read_as_the_run(rows.training, data, reader, template)
-    held_out = _read_as_the_run(rows.held_out, data, reader, template)
+    without = _without_template(recipe)
+    learned, held_out = (_read_as_the_run(each, data, reader, without) for each in (rows.training, rows.held_out))
     yield from learned
     if data.evaluation_sources is not None:  # otherwise held-out rows come from the same sources
         yield from (f"evaluation rows: {line}" for line in held_out)
 
 
-def _read_as_the_run(
-    rows: Sequence[Row], data: DataConfig, reader: RowReader, template: "_Template | None"
-) -> list[str]:
+def _read_as_the_run(rows: Sequence[Row], data: DataConfig, reader: RowReader, without: str | None) -> list[str]:
+    """`without`: the name of a tokenizer that has no chat template."""
     check_row_ids(rows)
     remarks: Counter[Remark] = Counter()
-    ignored: Counter[str] = Counter()
     for made in reader(rows, remarks):
         for exchange in in_form(_exchanges_of(made), to_messages=data.as_messages, system=data.system):
-            if template is None or isinstance(exchange.prompt, str):
-                continue
-            if not template.text:
-                raise ModelError(no_template(exchange.origin, template.tokenizer))
-            said = chain(*(response for response in exchange.responses if not isinstance(response, str)))
-            ignored.update(unread(template.text, chain(exchange.prompt, said), exchange.template_variables))
-    return [*remark_lines(remarks), *unread_lines(ignored)]
+            if without is not None and not isinstance(exchange.prompt, str):
+                raise ModelError(no_template(exchange.origin, without))
+    return [*remark_lines(remarks)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Template:
-    """A chat template, or "" for none, and the name of its tokenizer."""
-
-    text: str
-    tokenizer: str
-
-
-def _template_of(recipe: TrainerRecipe) -> _Template | None:
-    """The chat template of the tokenizer; None if it is unknown without loading the tokenizer."""
+def _without_template(recipe: TrainerRecipe) -> str | None:
+    """The tokenizer, if it is known to have no chat template without being loaded; else None."""
     config, model = recipe.sections().get("tokenizer"), recipe.models().get("model")
-    if not isinstance(config, TokenizerConfig):
+    if not isinstance(config, TokenizerConfig) or config.chat_template is not None:
         return None
-    if config.chat_template is not None or config.train_vocab_size is not None:
-        return _Template(text=config.chat_template or "", tokenizer=UNNAMED_TOKENIZER)
+    if config.train_vocab_size is not None:
+        return UNNAMED_TOKENIZER
     path = config.path or (model.path if model is not None else None)
     if path is None or not Path(path).is_dir():
         return None
     place, _ = tokenizer_place(path)
-    text = chat_template_in(Path(place)) if Path(place).is_dir() else None
-    return None if text is None else _Template(text=text, tokenizer=place)
+    return place if lacks_chat_template(Path(place)) else None
 
 
 def _exchanges_of(made: Any) -> list[Exchange]:

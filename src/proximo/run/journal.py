@@ -5,78 +5,47 @@ If rank 0 was killed, its launcher or another rank writes the outcome (`write_ou
 
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from proximo.checkpoint.logs import cut_back
-from proximo.checkpoint.run_folder import EndState, RunFolder, open_abandoned
-from proximo.checkpoint.store import CheckpointStore
+from proximo.checkpoint.logs import JsonLines, cut_back
+from proximo.checkpoint.run_folder import (
+    LOG,
+    METRICS,
+    OUTCOME,
+    REPORT,
+    SAMPLES,
+    TENSORBOARD,
+    TRACKERS,
+    EndState,
+    RunFolder,
+    open_abandoned,
+)
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import ProximoError, redacted
 from proximo.message_text import count_of
+from proximo.metrics.catalogue import step_line
 from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress, progress_messages
 from proximo.metrics.report.page import write_report
-from proximo.metrics.report.run_summary import PUSH_FAILURES
 from proximo.metrics.report.views import run_alarms, without_update
 from proximo.metrics.run_files import read_run
-from proximo.metrics.values import Sum
+from proximo.metrics.sinks import Sink
+from proximo.metrics.tensorboard_sink import TensorBoardSink
+from proximo.metrics.values import Last, Sum
 from proximo.run.model_card import write_final_cards
 from proximo.run.options import RunOptions
 from proximo.run.pushes import Pushes
-from proximo.run.sinks import Logs
+from proximo.run.sinks import AlarmWatch, open_sinks
 from proximo.run.task import Record
 
 
 class Journal:
-    """The journal of ranks above 0, which writes and shows nothing."""
-
-    @property
-    def num_log_lines(self) -> Mapping[str, int]:
-        """File name -> number of lines written."""
-        return {}
-
-    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
-        """Show the notes of the start; `log_only` goes to the log file alone."""
-
-    def note(self, message: str) -> None:
-        """Show a permanent line."""
-
-    def phase(self, name: str) -> None:
-        """Show the current phase of a step."""
-
-    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
-        """Write the line of a step and return it."""
-        del step, records
-        return {}
-
-    def saved(self, store: CheckpointStore) -> None:
-        """A checkpoint was saved: begin to push it, if it is due."""
-
-    def finish_pushes(self, store: CheckpointStore) -> None:
-        """Push what is due at the end, and wait for it."""
-
-    def sync(self) -> None:
-        """Flush the logs to disk."""
-
-    def end(self, state: EndState, *, reason: str | None = None) -> None:
-        """Write the outcome, and the report unless the run is to be resumed. `reason`: the signal that stopped it."""
-
-    def fail(self, error: Exception) -> None:
-        """Write the error that ended the run."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        """Close metrics, samples and log."""
-
-
-class RunJournal(Journal):
-    """The journal of a run since its start or resume, on rank 0."""
+    """The journal of a run since its start or resume."""
 
     def __init__(
         self,
@@ -94,95 +63,113 @@ class RunJournal(Journal):
         self._info = info
         self._run = recipe.run
         self._resolved = resolved
-        folder.outcome.unlink(missing_ok=True)
+        (folder.path / OUTCOME).unlink(missing_ok=True)
         folder.write_config(options.recipe_text, resolved)
         folder.write_environment(environment)
         self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
-        self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
-        self._pushes = pushes_of(recipe.run, folder, self._progress)
+        self.progress = LoggedProgress(info, folder.path / LOG, open_progress(info, quiet=options.quiet))
+        self.pushes = pushes_of(recipe.run, folder, self.progress)
         self._opened = ExitStack()
+        self._failures_told: Counter[str] = Counter()
+
+    def begin(self, *, notes: Sequence[str], log_only: str | None) -> None:
+        """Show the notes of the start, and open logs and sinks; `log_only` goes to the log file alone."""
+        if log_only is not None:
+            self.progress.log_only(f"{log_only}\n")
+        for note in notes:
+            self.progress.note(note)
+        for warning in self._lost_lines:
+            self.progress.warn(warning)
+        self._opened.enter_context(progress_warnings(self.progress))
+        self._opened.enter_context(progress_messages(self.progress))
+        folder, lines = self._folder.path, self._folder.path / METRICS
+        self._sinks: list[Sink] = [
+            self.progress,
+            AlarmWatch(self._info, self._resolved, metrics_file=lines, report=self.progress.warn),
+        ]
+        if self._run.tensorboard:
+            self._sinks.append(TensorBoardSink(folder / TENSORBOARD, lines))
+        self._trackers = open_sinks(
+            self._run, self._resolved, folder=folder / TRACKERS, metrics_file=lines, warn=self.progress.warn
+        )
+        self._logs = {name: JsonLines(folder / name) for name in (METRICS, SAMPLES)}
+        for each in (*self._trackers[::-1], *self._sinks[:0:-1], *self._logs.values()):
+            self._opened.callback(each.close)
 
     @property
-    def num_log_lines(self) -> Mapping[str, int]:
-        return self._logs.num_lines
+    def num_log_lines(self) -> dict[str, int]:
+        """File name -> number of lines written."""
+        return {name: log.num_lines for name, log in self._logs.items()}
 
-    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
-        for text in log_only:
-            self._progress.log_only(f"{text}\n")
-        for note in notes:
-            self._progress.note(note)
-        for warning in self._lost_lines:
-            self._progress.warn(warning)
-        self._opened.enter_context(progress_warnings(self._progress))
-        self._opened.enter_context(progress_messages(self._progress))
-        logs = Logs(self._folder, self._progress, self._run, self._resolved, info=self._info)
-        self._logs = self._opened.enter_context(logs)
+    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
+        """Write the line of a step and its samples to all files and sinks; returns the line."""
+        samples = [sample for record in records for sample in record.samples]
+        for sample in samples:
+            self._logs[SAMPLES].append({"step": step, **sample})
+        own = {"progress/step": Last(step), **self._new_failures()}
+        line, non_finite = step_line(own, *(record.metrics for record in records))
+        if non_finite:
+            self.progress.warn(f"step {step}: not finite: {', '.join(non_finite)}")
+        self._logs[METRICS].append({"step": step, **line})
+        for sink in (*self._sinks, *self._trackers):
+            sink.write(step, line)
+        for tracker in self._trackers:
+            tracker.write_samples(step, samples)
+        return line
 
-    def note(self, message: str) -> None:
-        self._progress.note(message)
-
-    def phase(self, name: str) -> None:
-        self._progress.phase(name)
-
-    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
-        return self._logs.write(step, [*records, *self._failed_pushes()])
-
-    def _failed_pushes(self) -> Iterator[Record]:
-        if self._pushes is not None and (failures := self._pushes.take_failures()):
-            yield Record(metrics={PUSH_FAILURES: Sum(failures)})
-
-    def saved(self, store: CheckpointStore) -> None:
-        if self._pushes is not None:
-            self._pushes.saved(store)
-
-    def finish_pushes(self, store: CheckpointStore) -> None:
-        if self._pushes is not None:
-            finish_pushes(self._pushes, store, self._folder)
+    def _new_failures(self) -> dict[str, Sum]:
+        """The failures of sinks and pushes since the last line, by the name of their metric."""
+        failures = Counter({"progress/sink_failures": sum(tracker.num_failures for tracker in self._trackers)})
+        if self.pushes is not None:
+            self.pushes.look()
+            failures["progress/push_failures"] = self.pushes.num_failures
+        new, self._failures_told = failures - self._failures_told, failures
+        return {name: Sum(count) for name, count in new.items()}
 
     def sync(self) -> None:
-        self._logs.sync()
-
-    def end(self, state: EndState, *, reason: str | None = None) -> None:
-        self._end(state, reason=reason)
+        """Flush the lines to disk, before a checkpoint of their steps is saved."""
+        for log in self._logs.values():
+            log.sync()
 
     def fail(self, error: Exception) -> None:
-        self._progress.log_only("".join(traceback.format_exception(error)))
+        """Write the error that ended the run."""
+        self.progress.log_only("".join(traceback.format_exception(error)))
         with suppress(Exception):  # for example a full disk: report what ended the run instead
-            self._end("failed", reason=_reason(error))
+            self.end("failed", reason=_reason(error))
 
     def is_stuck(self, reason: str) -> None:
         """Write the outcome of a run whose main thread hangs; another thread calls it."""
         with suppress(Exception):
             self._folder.write_outcome("failed", total_steps=self._info.total_steps, reason=" ".join(reason.split()))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self._opened.close()
-        if self._pushes is not None:
-            self._pushes.close()
-        self._progress.close()
+    def __enter__(self) -> Self:
+        return self
 
-    def _end(self, state: EndState, *, reason: str | None = None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        """Close metrics, samples and log."""
+        self._opened.close()
+        if self.pushes is not None:
+            self.pushes.close()
+        self.progress.close()
+
+    def end(self, state: EndState, *, reason: str | None = None) -> None:
+        """Write the outcome, and the report unless the run is to be resumed. `reason`: the signal that stopped it."""
         total = self._info.total_steps
         with self._opened:
             if state == "finished":
                 write_final_cards(self._folder.path)
                 reason = without_update(read_run(self._folder.path))
             self._folder.write_outcome(state, total_steps=total, reason=reason)
-            if self._pushes is not None:
-                self._folder.add_to_outcome(self._pushes.outcome)
             if state == "stopped":
                 return
-            self.phase("report")
+            self.progress.phase("report")
             page = write_report(self._folder.path)
         steps = f": {count_of(total, 'step')}" if state == "finished" else ""
         steps += f", but {reason.removesuffix('.')}" if state == "finished" and reason else ""
-        report = self._shown(page)
-        self.note(f"{state}{steps}, report in {report}")
+        report = shown(self._folder, self._run.folder, page)
+        self.progress.note(f"{state}{steps}, report in {report}")
         for alarm in run_alarms(read_run(self._folder.path)):
-            self.note(f"{alarm.severity}: {alarm.text}")
-
-    def _shown(self, path: Path) -> Path:
-        return shown(self._folder, self._run.folder, path)
+            self.progress.note(f"{alarm.severity}: {alarm.text}")
 
 
 def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Pushes | None:
@@ -192,19 +179,12 @@ def pushes_of(run: RunConfig, folder: RunFolder, progress: ProgressView) -> Push
     return Pushes(run.push, folder.path, warn=progress.warn, note=progress.note)
 
 
-def finish_pushes(pushes: Pushes, store: CheckpointStore, folder: RunFolder) -> None:
-    """Push what is due at the end, after outcome and report, which are written again if the push changes them."""
-    pushes.finish(store)
-    if folder.add_to_outcome(pushes.outcome):
-        write_report(folder.path)
-
-
 def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
     """Finish what a crash after the last checkpoint left undone: model cards, outcome and report."""
     write_final_cards(folder.path)
-    if not folder.outcome.is_file():
+    if not (folder.path / OUTCOME).is_file():
         folder.write_outcome("finished", total_steps=total_steps, reason=without_update(read_run(folder.path)))
-    report, metrics = folder.report, folder.metrics
+    report, metrics = folder.path / REPORT, folder.path / METRICS
     if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
         write_report(folder.path)
 
@@ -216,7 +196,7 @@ def shown(folder: RunFolder, spelled: str, path: Path) -> Path:
 
 def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mapping[str, int]) -> Iterator[str]:
     """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
-    for log in (folder.metrics, folder.samples):
+    for log in (folder.path / METRICS, folder.path / SAMPLES):
         found, saved = cut_back(log, step if folder.resuming else -1), num_lines.get(log.name, 0)
         if found != saved:
             yield (
@@ -244,7 +224,7 @@ def write_outcome_of_lost(folder: Path, *, by: str, reason: str) -> None:
     with opened, suppress(OSError):
         opened.write_outcome("failed", total_steps=read_run(opened.path).total_steps or 0, reason=reason)
         page = write_report(opened.path)
-        with opened.log.open("a", encoding="utf-8") as log:
+        with (opened.path / LOG).open("a", encoding="utf-8") as log:
             log.write(f"{reason}\nfailed, report in {folder / page.name}\n")
 
 

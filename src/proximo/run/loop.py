@@ -13,7 +13,7 @@ from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, relocatable
 from proximo.checkpoint.ranks import check_shared
 from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, SERVERS, RunFolder, open_run
-from proximo.checkpoint.store import CheckpointStore, SaveSchedule
+from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.distributed.signals import Interruption
 from proximo.distributed.world import current
@@ -24,19 +24,11 @@ from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.checkpointing import consolidate
-from proximo.run.dry_run import thread_problem, untrained_rows
-from proximo.run.journal import (
-    Journal,
-    RunJournal,
-    finish_interrupted_end,
-    finish_pushes,
-    pushes_of,
-    shown,
-    write_outcome_of_lost,
-)
+from proximo.run.dry_run import stage_warnings
+from proximo.run.journal import Journal, finish_interrupted_end, pushes_of, shown, write_outcome_of_lost
 from proximo.run.memory import memory_advice
 from proximo.run.options import RunOptions
-from proximo.run.preflight import check_extras, check_folders, check_push, inputs_of
+from proximo.run.preflight import check_folders, check_push, inputs_of
 from proximo.run.resumption import check_settings, function_sources, load_to_resume
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Record, Task
@@ -99,7 +91,6 @@ def _check(recipe: TrainerRecipe, options: RunOptions, *, num_ranks: int) -> Non
     if options.resume != "never":
         store = CheckpointStore(Path(recipe.run.folder) / CHECKPOINTS)
         check_settings(store, recipe, options, num_ranks=num_ranks, functions=function_sources(recipe))
-    check_extras(recipe.run)
     check_sinks(recipe.run)
     check_push(recipe)
     verify_models(inputs_of(recipe))
@@ -140,12 +131,13 @@ class _Loop:
         run = recipe.run
         self.world = current()
         self.folder = folder
+        self.journal: Journal | None = None
+        """On rank 0, from the start to the end of the steps."""
         self.resuming = resuming
         self.task = task
         self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
-        found = [note for note in (chosen, thread_problem(run)) if note]
-        self.notes = [*found, *untrained_rows(recipe), *task.notes]
+        self.notes = [*([chosen] if chosen else []), *stage_warnings(recipe), *task.notes]
         if folder is not None and folder.replaced is not None:
             self.notes.insert(0, f"the run that was in {run.folder} is now in {folder.replaced}")
         self.run_config = run
@@ -170,36 +162,41 @@ class _Loop:
         last = self.task.num_steps
         if first >= last and first > 0:
             return self.world.on_rank_0(lambda: self._nothing_to_do(first), what="the end of a finished run")
-        with self._open_journal(first, last) as journal:
+        with ExitStack() as opened:
+            if self.folder is not None:
+                self.journal = opened.enter_context(self._open_journal(self.folder, first, last))
             try:
-                # Already shown while the models were built.
-                no_kernels = kernels_of(self.task.device).why_missing()
-                journal.begin(notes=self.notes, log_only=[] if no_kernels is None else [no_kernels])
-                status = self._steps(first, last, journal)
-                self.store.finish()
-                if status == 0:
-                    self.world.on_rank_0(lambda: consolidate(self.store), what="the saved models to be made whole")
-                journal.end("stopped" if status else "finished", reason=_signal_of(status) if status else None)
-                if status == 0:
-                    journal.finish_pushes(self.store)
-                return status or self.status_at_end
+                if self.journal is not None:
+                    # The lack of kernels was shown while the models were built.
+                    self.journal.begin(notes=self.notes, log_only=kernels_of(self.task.device).why_missing())
+                return self._end(self._steps(first, last))
             except Exception as error:
                 known = self.world.explain(error)
                 with suppress(Exception):  # a running save needs no main thread, only living ranks
                     self.store.finish(timeout_seconds=LAST_SAVE_SECONDS if isinstance(known, RankError) else None)
                 self.world.publish(known)
-                journal.fail(known)
+                if self.journal is not None:
+                    self.journal.fail(known)
                 if gone := self.world.lost_first():
                     write_outcome_of_lost(Path(self.run_config.folder), by=gone, reason=str(known))
                 if known is not error:
                     raise known from error
                 raise
 
-    def _open_journal(self, first: int, last: int) -> Journal:
-        if self.folder is None:
-            return Journal()
-        journal = RunJournal(
-            self.folder,
+    def _end(self, status: int) -> int:
+        """End the run after its last step, or after a signal with this exit status; returns the status to exit with."""
+        self.store.finish()
+        if status == 0:
+            self.world.on_rank_0(lambda: consolidate(self.store), what="the saved models to be made whole")
+        if self.journal is not None:
+            self.journal.end("stopped" if status else "finished", reason=_signal_of(status) if status else None)
+            if status == 0 and self.journal.pushes is not None:
+                self.journal.pushes.finish(self.store)
+        return status or self.status_at_end
+
+    def _open_journal(self, folder: RunFolder, first: int, last: int) -> Journal:
+        journal = Journal(
+            folder,
             ProgressInfo(trainer=self.trainer, total_steps=last, first_step=first),
             self.recipe,
             self.options,
@@ -210,40 +207,45 @@ class _Loop:
         self.world.when_stuck(journal.is_stuck)
         return journal
 
-    def _steps(self, first: int, last: int, journal: Journal) -> int:
-        schedule = SaveSchedule(
-            every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
-        )
+    def _note(self, message: str) -> None:
+        if self.journal is not None:
+            self.journal.progress.note(message)
+
+    def _phase(self, name: str) -> None:
+        if self.journal is not None:
+            self.journal.progress.phase(name)
+
+    def _steps(self, first: int, last: int) -> int:
+        self.saved_at = time.monotonic()
         if not self.resuming:
-            self._log(journal, 0, self._evaluate(journal, 0))
+            self._log(0, self._evaluate(0))
         with ExitStack() as entered:
             interruption = self._interruption()
             if self.world.leads:
                 entered.enter_context(interruption)
             for step in range(first + 1, last + 1):
-                journal.phase("training")
-                record = self._step(journal, step)
-                records = [record, self._evaluation_due(journal, step)]
+                self._phase("training")
+                record = self._step(step)
+                records = [record, self._evaluation_due(step)]
 
                 def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
-                    return self._decide(journal, step, records, schedule, interruption)
+                    return self._decide(step, records, interruption)
 
                 decision = self.world.on_rank_0(decide, what=f"the end of step {step}")
                 if decision.saves:
-                    self._save(journal, step, decision.metric, keeps_all=decision.guard is not None)
-                    schedule.saved()
-                    if decision.exit_status is None:
-                        journal.saved(self.store)
+                    self._save(step, decision.metric, keeps_all=decision.guard is not None)
+                    if decision.exit_status is None and self.journal is not None and self.journal.pushes is not None:
+                        self.journal.pushes.saved(self.store)
                 if decision.guard is not None:
-                    self._end_by_guard(journal, step, decision.guard)
+                    self._end_by_guard(step, decision.guard)
                 if decision.exit_status is not None and step < last:
                     self.store.finish()
-                    journal.note(
+                    self._note(
                         f"stopped by {_signal_of(decision.exit_status)} after step {step}; continue with --resume"
                     )
                     return decision.exit_status
                 if decision.exit_status is not None:
-                    journal.note(f"the signal came in step {step}, the last one: nothing is left to do")
+                    self._note(f"the signal came in step {step}, the last one: nothing is left to do")
                     self.status_at_end = decision.exit_status if self.options.more_follows else 0
         return 0
 
@@ -257,7 +259,7 @@ class _Loop:
             keeps_process=self.options.keeps_process and alone,
         )
 
-    def _step(self, journal: Journal, step: int) -> Record:
+    def _step(self, step: int) -> Record:
         """Take a step. If a guard ends the run before the step changed anything, the earlier steps are saved."""
         try:
             with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
@@ -266,39 +268,37 @@ class _Loop:
             self.store.finish()
             before = step - 1
             if before and not self.world.on_rank_0(lambda: before in self.store.steps(), what="the last checkpoint"):
-                self._save(journal, before, None, keeps_all=True)
-            self._end_by_guard(journal, before, str(error))
+                self._save(before, None, keeps_all=True)
+            self._end_by_guard(before, str(error))
 
-    def _end_by_guard(self, journal: Journal, step: int, reason: str) -> NoReturn:
+    def _end_by_guard(self, step: int, reason: str) -> NoReturn:
         """End the run, whose state after `step` is saved. Raises TrainingError."""
         self.store.finish()
         if step:
-            journal.note(f"saved after step {step}")
+            self._note(f"saved after step {step}")
         raise TrainingError(reason)
 
-    def _evaluation_due(self, journal: Journal, step: int) -> Record | None:
+    def _evaluation_due(self, step: int) -> Record | None:
         every = self.run_config.evaluate_every_steps
         if step == self.task.num_steps or (every is not None and step % every == 0):
             try:
-                return self._evaluate(journal, step)
+                return self._evaluate(step)
             except GuardError as error:  # the step itself is complete
                 return Record(metrics={}, guard=str(error))
         return None
 
     def _decide(
         self,
-        journal: Journal,
         step: int,
         records: Sequence[Record | None],
-        schedule: SaveSchedule,
         interruption: Interruption,
     ) -> _Decision:
         """Write the step's line, and decide on what follows."""
-        metric = self._log(journal, step, *records)
+        metric = self._log(step, *records)
         stopping = interruption.requested
         if stopping:
             interruption.step_ended()
-        due = step == self.task.num_steps or schedule.due(step)
+        due = step == self.task.num_steps or self._save_is_due(step)
         guard = next((record.guard for record in records if record is not None and record.guard is not None), None)
         # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
         return _Decision(
@@ -308,10 +308,10 @@ class _Loop:
             guard=guard,
         )
 
-    def _evaluate(self, journal: Journal, step: int) -> Record | None:
+    def _evaluate(self, step: int) -> Record | None:
         if not self.task.held_out:
             return None
-        journal.phase("evaluation")
+        self._phase("evaluation")
         start = time.perf_counter()
         with kept_working_directory(), memory_advice(self.recipe.memory_settings, "evaluation", step=step):
             record = self.task.evaluate()
@@ -320,22 +320,30 @@ class _Loop:
         seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
         return Record(metrics={**record.metrics, **seconds}, samples=record.samples)
 
-    def _log(self, journal: Journal, step: int, *records: Record | None) -> float | None:
+    def _log(self, step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]
         with kept_working_directory():  # user-defined sinks run here
-            line = journal.write(step, given)
+            line = {} if self.journal is None else self.journal.write(step, given)
             if self.options.on_step is not None and self.world.leads and given:
                 self.options.on_step(step, line)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
-    def _save(self, journal: Journal, step: int, metric: float | None, *, keeps_all: bool = False) -> None:
-        journal.sync()
+    def _save(self, step: int, metric: float | None, *, keeps_all: bool = False) -> None:
+        if self.journal is not None:
+            self.journal.sync()
         state = {
             "task": dict(self.task.state()),
             "fingerprints": self.fingerprints.to_json(),
-            "num_log_lines": journal.num_log_lines,
+            "num_log_lines": {} if self.journal is None else self.journal.num_log_lines,
         }
         self.store.save(step, self.task.writers(), state, metric=metric, keeps_all=keeps_all)
+        self.saved_at = time.monotonic()
+
+    def _save_is_due(self, step: int) -> bool:
+        """At every multiple of the steps, and when the minutes have passed since the last save."""
+        steps, minutes = self.run_config.save_every_steps, self.run_config.save_every_minutes
+        by_steps = steps is not None and step % steps == 0
+        return by_steps or (minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes)
 
     def _restore(self) -> int:
         """Steps already done: 0 for a new run."""
@@ -368,5 +376,5 @@ class _Loop:
         with closing(open_progress(info, quiet=self.options.quiet)) as progress:
             progress.note(message)
             if pushes := pushes_of(self.run_config, self.folder, progress):
-                finish_pushes(pushes, self.store, self.folder)
+                pushes.finish(self.store)
         return 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
-from safetensors import safe_open
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.run_folder import CHECKPOINTS
@@ -19,7 +18,6 @@ from proximo.config.data import DataConfig
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
-from proximo.message_text import format_change, format_number
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.report.run_summary import before_after
 from proximo.metrics.run_files import Run, read_run
@@ -29,6 +27,10 @@ from proximo.trainer_kinds import trainer_of
 
 CARD = "README.md"
 SCALAR_ROLES = ("value", "reward")
+LIMITS = """## Limits
+
+- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.
+- Licence and limits of the model that it started from, and of the data, hold for it too."""
 WHAT = {
     "policy": "A language model",
     "average": "A language model, the moving average of a policy in training",
@@ -38,11 +40,8 @@ WHAT = {
 }
 
 
-def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_rows: int | None = None) -> str:
-    """The card of the model of `role` at `step`. Facts that the run folder lacks are left out.
-
-    `num_rows`: rows of the embedding that an adapter contains; None if it contains none.
-    """
+def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> str:
+    """The card of the model of `role` at `step`. Facts that the run folder lacks are left out."""
     run = read_run(run_folder)
     run = replace(run, lines=tuple(line for line in run.lines if line["step"] <= step))
     try:
@@ -55,8 +54,7 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool, num_
         f"{WHAT.get(role, WHAT['policy'])}, from step {step:,} of {_stage(run)} with Proximo.",
         *_training(recipe, run),
         *_table(run),
-        *_use(role, is_adapter, num_rows),
-        _limits(role),
+        LIMITS,
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -152,43 +150,15 @@ def _table(run: Run) -> Iterator[str]:
         [
             (
                 row.label,
-                "" if row.before is None else f"{format_number(row.before, row.unit)} (step {row.first_step})",
-                f"{format_number(row.after, row.unit)} (step {row.last_step})",
-                format_change(row.before, row.after),
+                row.shown_before and f"{row.shown_before} (step {row.first_step})",
+                f"{row.shown_after} (step {row.last_step})",
+                row.change,
                 row.unit,
                 f"`{row.name}`",
             )
             for row in rows
         ],
     )
-
-
-def _use(role: str, is_adapter: bool, num_rows: int | None) -> Iterator[str]:
-    kind = "SequenceClassification" if role in SCALAR_ROLES else "CausalLM"
-    loader = f"{'AutoPeftModelFor' if is_adapter else 'AutoModelFor'}{kind}"
-    yield "## Use"
-    imports = f"from transformers import {loader}, AutoTokenizer"
-    if is_adapter:
-        imports = f"from peft import {loader}\nfrom transformers import AutoTokenizer"
-    yield (
-        f'```python\n{imports}\n\npath = "."  # this folder\n'
-        f"model = {loader}.from_pretrained(path{', num_labels=1' if is_adapter and role in SCALAR_ROLES else ''})\n"
-        "tokenizer = AutoTokenizer.from_pretrained(path)\n```"
-    )
-    if num_rows is not None:
-        yield (
-            "Its training added tokens, whose rows of the embedding are in this folder. The line above makes room for "
-            f"them. Before `PeftModel.from_pretrained(base, path)`, call `base.resize_token_embeddings({num_rows})`."
-        )
-
-
-def _limits(role: str) -> str:
-    lines = ["## Limits", ""]
-    if role == "value":
-        lines.append("- It has seen only answers of the policy that it was trained with.")
-    lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
-    lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
-    return "\n".join(lines)
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -205,16 +175,8 @@ def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
     if (model / CARD).exists():
         return
     is_adapter = (model / "adapter_config.json").is_file()
-    num_rows = _num_rows(model / "adapter_model.safetensors") if is_adapter else None
-    text = model_card(run_folder, role=role, step=step, is_adapter=is_adapter, num_rows=num_rows)
+    text = model_card(run_folder, role=role, step=step, is_adapter=is_adapter)
     atomic.write_bytes_atomically(model / CARD, text.encode())
-
-
-def _num_rows(adapter: Path) -> int | None:
-    """Rows of the embedding in an adapter's file: the tensor that is neither LoRA's nor a scalar head."""
-    with safe_open(adapter, framework="np") as saved:
-        layers = [name for name in set(saved.keys()) if "lora_" not in name and ".score." not in name]
-        return max((saved.get_slice(name).get_shape()[0] for name in layers), default=None)
 
 
 def write_final_cards(run_folder: Path) -> None:

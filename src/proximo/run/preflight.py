@@ -23,8 +23,7 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, Tokeni
 from proximo.config.schema.base import Section
 from proximo.config.schema.own_sections import is_own_kind
 from proximo.config.sinks import FunctionSinkConfig
-from proximo.data.readers.text_files import refuse_other_than_text
-from proximo.errors import ConfigError, DataError, MissingExtraError, ModelError, RunFolderError, UserError
+from proximo.errors import ConfigError, ModelError, RunFolderError, UserError
 from proximo.hub import TOKENIZER_FILES, is_hub_name, is_local, not_there
 from proximo.message_text import count_of
 from proximo.models.pretrained.folders import check_folder, refuse_bare_adapter, refuse_second_adapter, tokenizer_place
@@ -47,7 +46,8 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `environment`, `service`, `secret`, `verifier`, `stage`, `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `environment`, `service`, `secret`, `verifier`, `stage`, `random start` or
+    `package`."""
     problem: str | None = None
     num_rows: int | None = None
     """For rows given in Python, how many there are."""
@@ -130,8 +130,12 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
         problem = f"{cache} is a file; a folder is wanted, which is made where there is none"
         yield Input(key=f"{key}.token_cache", name=run.token_cache, kind="file", problem=problem)
     for index, sink in enumerate(run.sinks):
+        name = f"{key}.sinks.{index}"
         if isinstance(sink, FunctionSinkConfig):
-            yield _function(sink.function, f"{key}.sinks.{index}.function")
+            yield _function(sink.function, f"{name}.function")
+        elif find_spec("wandb") is None:
+            problem = "its package is not installed: run pip install 'proximo[wandb]', or leave the sink out"
+            yield Input(key=name, name=sink.kind, kind="package", problem=problem)
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:
@@ -266,7 +270,8 @@ def _source(source: SourceConfig, key: str) -> Input:
             pipe = f"{name} is not a regular file, and data is read more than once: write it to a file"
             return Input(key=key, name=name, kind="file", problem=pipe)
         known = is_file or source.format != "auto"
-        return Input(key=key, name=name, kind="file", problem=None if known else _format_problem(path))
+        wanted = f"{name}: the ending names no format: set format of the source, to one of {', '.join(FILE_FORMATS)}"
+        return Input(key=key, name=name, kind="file", problem=None if known else wanted)
     if source.format == "hub" or (source.format == "auto" and not is_file and not is_local(name)):
         return Input(key=key, name=name, kind="Hub")
     kind = "folder" if source.format == "disk" else "file"
@@ -274,22 +279,11 @@ def _source(source: SourceConfig, key: str) -> Input:
     return Input(key=key, name=name, kind=kind, problem=f"{not_there(name, kind)}{hint}")
 
 
-def _format_problem(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            refuse_other_than_text(opened.read(64), str(file))
-    except (OSError, DataError) as error:
-        return str(error)
-    return f"{file}: the ending names no format: set format of the source, to one of {', '.join(FILE_FORMATS)}"
-
-
 def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:
     if source.format in FILE_FORMATS:
         return f"{source.path} is a folder; format {source.format} wants a file"
     if source.format == "auto" and not any((folder / name).is_file() for name in DISK_FILES):
-        held = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in FILE_ENDINGS)[:3]
-        advice = f"name its files, such as {', '.join(held)}" if held else "give a file of data"
-        return f"the folder {source.path} was not written by save_to_disk of datasets: {advice}"
+        return f"the folder {source.path} was not written by save_to_disk of datasets: name the files in it"
     return None
 
 
@@ -312,22 +306,6 @@ def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
             raise RunFolderError(
                 f"{each.key} is {each.name}, in the folder {folder} that --overwrite would move aside: give "
                 "run.folder another name"
-            )
-
-
-def check_extras_of(recipe: Recipe) -> None:
-    """Calls `check_extras` for every stage."""
-    for _, stage in recipe.given_stages():
-        check_extras(stage.run)
-
-
-def check_extras(run: RunConfig) -> None:
-    """Raises MissingExtraError with the name of the extra if the package of a sink is not installed."""
-    for index, sink in enumerate(run.sinks):
-        if sink.kind == "wandb" and find_spec("wandb") is None:
-            raise MissingExtraError(
-                f"run.sinks.{index} is of kind wandb, whose package is not installed: run pip install "
-                "'proximo[wandb]', or leave the sink out"
             )
 
 

@@ -1,20 +1,19 @@
 """Uploads models to the Hugging Face Hub: those of a run's checkpoints beside the training, and exported ones.
 
-A push that fails is counted and shown, and the run continues. The upload runs in a thread that ends with the process.
-It reads hard links, so that the run may prune the checkpoint meanwhile.
+A push that fails is counted and shown, and the run continues; a resume tries again. The upload runs in a thread that
+ends with the process. It reads hard links, so that the run may prune the checkpoint meanwhile.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HTTPError
@@ -57,21 +56,7 @@ class Pushes:
         self._state = self._remembered()
         self._current: tuple[int, Future[Pushed]] | None = None
         """The step that is being uploaded, and the result to come."""
-        self._num_failures = 0
-        self._num_counted = 0
-        self._reason: str | None = None
-        """Why the last push failed; None if it did not."""
-
-    @property
-    def outcome(self) -> Mapping[str, Any]:
-        """The values for the run's outcome; each is None if it has nothing to report."""
-        return {"push_failures": self._num_failures - self._num_counted or None, "not_pushed": self._reason}
-
-    def take_failures(self) -> int:
-        """The number of failures since the last call."""
-        self.look()
-        new, self._num_counted = self._num_failures - self._num_counted, self._num_failures
-        return new
+        self.num_failures = 0
 
     def saved(self, store: CheckpointStore, *, ended: bool = False) -> None:
         """Begin to upload what is due after a save, or at the end of the run.
@@ -99,7 +84,7 @@ class Pushes:
         if (error := upload.exception()) is not None:
             self._failed(step, str(error) or type(error).__name__)
             return
-        pushed, self._reason = upload.result(), None
+        pushed = upload.result()
         self._remember(_State(name=self._config.name, step=step, card=pushed.card or self._state.card))
         self._note(f"pushed step {step} to {pushed.url}")
 
@@ -112,11 +97,10 @@ class Pushes:
         if self._current is not None:
             self._failed(self._current[0], f"it has not ended within {WAIT_MINUTES:g} minutes")
         self.close()
-        if self._num_failures:
-            self._warn(f"failed pushes to {self._config.name}: {self._num_failures}; --resume=auto tries again")
 
     def close(self) -> None:
         """Give up a running upload: it ends with the process, and finds no more files."""
+        self.look()
         self._current = None
         self._clear()
 
@@ -144,11 +128,9 @@ class Pushes:
         self._current = checkpoint.step, in_background(upload, name=f"push of step {checkpoint.step}")
 
     def _failed(self, step: int, reason: str) -> None:
-        self._num_failures += 1
+        self.num_failures += 1
         told = (redacted(reason).strip().splitlines() or [""])[-1][:500]
-        self._reason = f"step {step} to {self._config.name}: {told}"
-        if self._num_failures == 1:
-            self._warn(f"step {step} was not pushed to {self._config.name}, and the run continues: {told}")
+        self._warn(f"step {step} was not pushed to {self._config.name}, and the run continues: {told}")
 
     def _clear(self) -> None:
         for left in self._folder.glob("step-*"):

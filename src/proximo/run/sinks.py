@@ -1,4 +1,4 @@
-"""Writes each step to the files and sinks of a run. A sink gets each step once, and its failures do not end the run."""
+"""Sinks of a run: each gets each step once, and its failures do not end the run. One raises alarms."""
 
 import json
 import secrets
@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.logs import JsonLines
-from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, SinkConfig
 from proximo.errors import ConfigError, UserError, redacted
 from proximo.message_text import count_of
 from proximo.metrics.alarms import find_alarms
-from proximo.metrics.catalogue import Recorder, catalogue
-from proximo.metrics.console import ProgressInfo, ProgressView
+from proximo.metrics.catalogue import catalogue
+from proximo.metrics.console import ProgressInfo
 from proximo.metrics.run_files import Run
 from proximo.metrics.sinks import SampleSink, Sink, TrackedRun, WandbSink, history
-from proximo.metrics.tensorboard_sink import TensorBoardSink
-from proximo.metrics.values import Last, Sum
 from proximo.rewards.function_binding import import_function
-from proximo.run.task import Record
 from proximo.user_code import kept_working_directory
 from proximo_verifiers.callables import calling_problem, methods_problem
 
@@ -254,71 +249,5 @@ class AlarmWatch:
 
 def _repeatable(step: int, metrics: Mapping[str, float | None]) -> dict[str, float]:
     """The step's metrics without times and memory: an alarm must not depend on the load of the machine."""
-    known = ((name, number, catalogue().get(name)) for name, number in metrics.items() if number is not None)
-    return {"step": step, **{name: number for name, number, metric in known if metric and metric.repeatable}}
-
-
-class Logs:
-    """Writes metrics and samples of each step to files and to every sink, including the one that raises alarms."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        progress: ProgressView,
-        run: RunConfig,
-        settings: Mapping[str, Any],
-        *,
-        info: ProgressInfo,
-    ) -> None:
-        self.progress = progress
-        watch = AlarmWatch(info, settings, metrics_file=folder.metrics, report=progress.warn)
-        self.files: list[Sink] = [watch]
-        if run.tensorboard:
-            self.files.append(TensorBoardSink(folder.tensorboard, folder.metrics))
-        self.trackers = open_sinks(
-            run, settings, folder=folder.trackers, metrics_file=folder.metrics, warn=progress.warn
-        )
-        self._failures_told = 0
-        self.metrics = JsonLines(folder.metrics)
-        self.samples = JsonLines(folder.samples)
-
-    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
-        recorder = Recorder()
-        recorder.record("progress/step", Last(step))
-        failures = sum(tracker.num_failures for tracker in self.trackers)
-        if failures > self._failures_told:
-            recorder.record("progress/sink_failures", Sum(failures - self._failures_told))
-            self._failures_told = failures
-        for record in records:
-            recorder.record_all(record.metrics)
-            for sample in record.samples:
-                self.samples.append({"step": step, **sample})
-        line = recorder.line()
-        if recorder.non_finite:
-            self.progress.warn(f"step {step}: not finite: {', '.join(recorder.non_finite)}")
-        self.metrics.append({"step": step, **line})
-        for sink in (self.progress, *self.files, *self.trackers):
-            sink.write(step, line)
-        samples = [sample for record in records for sample in record.samples]
-        for tracker in self.trackers:
-            tracker.write_samples(step, samples)
-        return line
-
-    @property
-    def num_lines(self) -> dict[str, int]:
-        """File name -> number of lines written."""
-        return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
-
-    def sync(self) -> None:
-        """Flush the lines to disk, before a checkpoint of their steps is saved."""
-        self.metrics.sync()
-        self.samples.sync()
-
-    def __enter__(self) -> "Logs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.metrics.close()
-        self.samples.close()
-        for sink in (*self.files, *self.trackers):
-            sink.close()
+    numbers = {name: number for name, number in metrics.items() if number is not None}
+    return {"step": step, **catalogue().repeatable(numbers)}

@@ -1,31 +1,24 @@
 """The contents of a page that compares runs: what differs, their figures, alarms, curves and answers side by side."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from proximo.errors import redacted
-from proximo.metrics.alarms import Alarm
 from proximo.metrics.catalogue import trainer_by_metrics
 from proximo.metrics.definitions import Section, Trace
 from proximo.metrics.report.page import rendered
 from proximo.metrics.report.run_summary import BeforeAfter, before_after, facts, pair_samples
-from proximo.metrics.report.views import (
-    LONG_ENOUGH_FOR_ALARMS,
-    SAMPLES_FOLDED,
-    SAMPLES_SHOWN,
-    Card,
-    Tile,
-    run_alarms,
-    tile,
-)
+from proximo.metrics.report.views import Card
 from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
 if TYPE_CHECKING:
     from proximo.metrics.report.plots import Line
 
+Cell = TypeVar("Cell")
 OWN_FOLDER = "run.folder"
 """The setting that always differs."""
 
@@ -46,40 +39,12 @@ class NamedRun:
         return f"{self.label}/{self.run.name}" if self.is_stage else self.label
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    """A run in the page."""
-
-    label: str
-    colour: int
-    failure: str | None
-    alarms: tuple[Alarm, ...]
-    long_enough_for_alarms: bool
-
-
 @dataclass(frozen=True, slots=True)
-class TextRow:
-    """A row of a table: its name, and the text of each run; None where a run has none."""
+class Row(Generic[Cell]):
+    """A row of a table with the cell of each run; None where a run has none."""
 
     name: str
-    cells: tuple[str | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FigureRow:
-    """A headline metric of each run; None where a run has not recorded it."""
-
-    name: str
-    unit: str
-    cells: tuple[Tile | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SideBySide:
-    """One prompt with the last answer of each run that has one."""
-
-    prompt: str
-    answers: tuple[tuple[Compared, Sample], ...]
+    cells: tuple[Cell | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +55,14 @@ class Comparison:
     title: str
     same_kind: bool
     """Whether one trainer made all of them."""
-    runs: tuple[Compared, ...]
-    facts: tuple[TextRow, ...]
-    settings: tuple[TextRow, ...]
-    environment: tuple[TextRow, ...]
-    figures: tuple[FigureRow, ...]
+    runs: Sequence[NamedRun]
+    facts: tuple[Row[str], ...]
+    settings: tuple[Row[str], ...]
+    environment: tuple[Row[str], ...]
+    figures: tuple[Row[BeforeAfter], ...]
     cards: Mapping[Section, tuple[Card, ...]]
-    samples: tuple[SideBySide, ...]
-    num_samples: int
+    samples: tuple[Row[Sample], ...]
+    """By prompt, the last answer of each run that has one."""
 
 
 def comparison_page(groups: Sequence[Sequence[NamedRun]]) -> str:
@@ -107,7 +72,6 @@ def comparison_page(groups: Sequence[Sequence[NamedRun]]) -> str:
         "comparison.html.jinja",
         title=f"{', '.join(labels[:-1])} and {labels[-1]}",
         comparisons=[compared(group, key=f"s{number}") for number, group in enumerate(groups, 1)],
-        samples_shown=SAMPLES_SHOWN,
     )
 
 
@@ -119,34 +83,31 @@ def compared(runs: Sequence[NamedRun], *, key: str) -> Comparison:
     recognised = (trainer_by_metrics(run.run.names) for run in runs)
     trainers = list(dict.fromkeys(trainer for trainer in recognised if trainer is not None))
     same_kind = len(trainers) == 1
-    heads = tuple(_compared(run) for run in runs)
-    samples = _side_by_side(runs, heads)
     configs = [_settings(run) for run in runs]
     environments = [dict(_leaves(run.run.environment or {})) for run in runs]
     return Comparison(
         key=key,
         title=trainers[0].title if same_kind else " and ".join(each.short_title for each in trainers),
         same_kind=same_kind,
-        runs=heads,
+        runs=runs,
         facts=_text_rows([dict(facts(run.run)) for run in runs]),
         settings=differing(configs, shared_only=not same_kind),
         environment=differing(environments, shared_only=False),
         figures=tuple(_figures(runs, fewest=1 if same_kind else 2)),
         cards=_cards(runs, trainers, fewest=1 if same_kind else 2, key=key),
-        samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
-        num_samples=len(samples),
+        samples=_side_by_side(runs),
     )
 
 
-def differing(values: Sequence[Mapping[str, str]], *, shared_only: bool) -> tuple[TextRow, ...]:
+def differing(values: Sequence[Mapping[str, str]], *, shared_only: bool) -> tuple[Row[str], ...]:
     """The rows whose values are not the same in all runs. `shared_only`: without those that a run does not have."""
     rows = (row for row in _text_rows(values) if len(set(row.cells)) > 1)
     return tuple(row for row in rows if not shared_only or None not in row.cells)
 
 
-def _text_rows(values: Sequence[Mapping[str, str]]) -> tuple[TextRow, ...]:
+def _text_rows(values: Sequence[Mapping[str, str]]) -> tuple[Row[str], ...]:
     names = dict.fromkeys(name for each in values for name in each)
-    return tuple(TextRow(name, tuple(each.get(name) for each in values)) for name in names)
+    return tuple(Row(name, tuple(each.get(name) for each in values)) for name in names)
 
 
 def _settings(run: NamedRun) -> dict[str, str]:
@@ -170,25 +131,13 @@ def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{key}", redacted(value if isinstance(value, str) else json.dumps(value))
 
 
-def _compared(run: NamedRun) -> Compared:
-    outcome = run.run.outcome
-    return Compared(
-        label=run.label,
-        colour=run.colour,
-        failure=outcome.reason or "no reason given" if outcome and outcome.state == "failed" else None,
-        alarms=run_alarms(run.run),
-        long_enough_for_alarms=len(run.run.lines) >= LONG_ENOUGH_FOR_ALARMS,
-    )
-
-
-def _figures(runs: Sequence[NamedRun], *, fewest: int) -> Iterator[FigureRow]:
+def _figures(runs: Sequence[NamedRun], *, fewest: int) -> Iterator[Row[BeforeAfter]]:
     measured = [{row.name: row for row in before_after(run.run)} for run in runs]
     for name in dict.fromkeys(name for rows in measured for name in rows):
-        found: list[BeforeAfter | None] = [rows.get(name) for rows in measured]
-        first, *others = (row for row in found if row is not None)
+        cells = tuple(rows.get(name) for rows in measured)
+        first, *others = (row for row in cells if row is not None)
         if 1 + len(others) >= fewest:
-            label = first.label if first.same_prompts else f"{first.label}, training"
-            yield FigureRow(label, tile(first).unit, tuple(None if row is None else tile(row) for row in found))
+            yield Row(first.label if first.same_prompts else f"{first.label}, training", cells)
 
 
 def _cards(
@@ -204,13 +153,12 @@ def _cards(
         traces = [trace for trace in expanded(curve.traces, names) if trace.name in names]
         for trace in traces:
             lines = _lines(runs, trace)
-            section = Section.MORE if curve.stacked else curve.section
-            if trace.name in drawn or len(lines) < fewest or (section is Section.MORE and _is_constant(lines)):
+            if trace.name in drawn or len(lines) < fewest:
                 continue
             drawn.add(trace.name)
-            plot = draw_lines(replace(curve, stacked=False), lines, key=f"{key}-{len(drawn)}")
+            plot = draw_lines(curve, lines, key=f"{key}-{len(drawn)}")
             title = curve.title if len(traces) == 1 else f"{curve.title}: {trace.label}"
-            cards[section].append(Card(title=title, unit=curve.unit, healthy=curve.healthy, plot=plot))
+            cards[curve.section].append(Card(title=title, unit=curve.unit, healthy=curve.healthy, plot=plot))
     return {section: tuple(found) for section, found in cards.items()}
 
 
@@ -225,12 +173,8 @@ def _lines(runs: Sequence[NamedRun], trace: Trace) -> "list[Line]":
     ]
 
 
-def _is_constant(lines: "Sequence[Line]") -> bool:
-    return len({value for line in lines for value in line.series.values}) == 1
-
-
-def _side_by_side(runs: Sequence[NamedRun], heads: Sequence[Compared]) -> tuple[SideBySide, ...]:
-    """The prompts that several runs have answered, in the order of the first that has them; the last answers."""
+def _side_by_side(runs: Sequence[NamedRun]) -> tuple[Row[Sample], ...]:
+    """The prompts that several runs have answered, in the order of the first that has them."""
     answers: list[dict[str, Sample]] = []
     for run in runs:
         newest: dict[str, Sample] = {}
@@ -239,10 +183,7 @@ def _side_by_side(runs: Sequence[NamedRun], heads: Sequence[Compared]) -> tuple[
             if sample is not None:
                 newest.setdefault(pair.prompt, sample)
         answers.append(newest)
-    found = (
-        SideBySide(
-            prompt, tuple((head, each[prompt]) for head, each in zip(heads, answers, strict=True) if prompt in each)
-        )
-        for prompt in dict.fromkeys(prompt for each in answers for prompt in each)
+    prompts = Counter(prompt for each in answers for prompt in each)
+    return tuple(
+        Row(prompt, tuple(each.get(prompt) for each in answers)) for prompt, count in prompts.items() if count > 1
     )
-    return tuple(each for each in found if len(each.answers) > 1)

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from proximo.message_text import format_number
-from proximo.metrics.report.views import SAMPLES_SHOWN, headlines, newest, stage_view
+from proximo.metrics.report.views import as_yaml, run_alarms, stage_view
 from proximo.metrics.run_files import Run, read_run
 from proximo.trainer_kinds import trainer_kinds
 
@@ -56,10 +56,7 @@ def report_page(runs: Sequence[Run], *, title: str, reload_seconds: int | None =
         "report.html.jinja",
         title=title,
         stages=stages,
-        samples_shown=SAMPLES_SHOWN,
-        headlines=headlines(stages) if len(stages) > 1 else (),
         reload_seconds=reload_seconds,
-        newest={} if reload_seconds is None else {s.key: newest(run) for s, run in zip(stages, runs, strict=True)},
     )
 
 
@@ -118,10 +115,6 @@ def _engine() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {"number": format_number, "drawing": _drawing}
+    # A drawing is safe: its text was escaped when it was drawn.
+    engine.filters |= {"number": format_number, "drawing": Markup, "yaml": as_yaml, "alarms": run_alarms}
     return engine
-
-
-def _drawing(svg: str) -> Markup:
-    """Marks a drawn SVG as safe HTML: its text was escaped when it was drawn."""
-    return Markup(svg)

@@ -3,11 +3,12 @@
 Long runs are downsampled: each point is the mean over a span of steps.
 """
 
+import json
 import logging
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
@@ -19,26 +20,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from proximo.message_text import format_number
 from proximo.metrics.definitions import Curve, Style, Trace
-from proximo.metrics.report.svg import (
-    GRID,
-    INK,
-    MUTED,
-    SERIES,
-    Area,
-    Reading,
-    area_of,
-    embed_svg,
-    figure_to_svg,
-    readout,
-)
+from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, area_of, embed_svg, figure_to_svg, short
 from proximo.metrics.run_files import Run, Series
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.5
 POINTS_PER_TEXT = 14
 """Font size. A plot is 331 points wide and 290 pixels on the narrowest phones, where text is then 12 pixels high."""
-MAX_POINTS = 160
-MAX_STACKED_POINTS = 60
-MAX_MARKS = 60
+MAX_POINTS = {Style.LINE: 160, Style.POINTS: 60}
 SMOOTHED_FROM = 30
 JOINED_FROM = 3
 """Fewer points are drawn without a line, which would suggest a trend that two measurements do not show."""
@@ -52,7 +40,8 @@ class Plot:
     legend: tuple[tuple[int, str], ...]
     """(number of the colour, label) of each series, for a legend in HTML."""
     readout: str
-    """JSON for report.js, which shows the values under the pointer: see `readout`."""
+    """JSON for report.js, which shows values under the pointer: the area of the plot, and each series as it was drawn,
+    whose points are means of up to `mean_of` steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +53,6 @@ class Line:
     """The number of the colour, from 1."""
     series: Series
     style: Style = Style.LINE
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    svg: str
-    """For `embed_svg`."""
-    area: Area
 
 
 def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
@@ -86,41 +68,36 @@ def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
 
 def draw_lines(curve: Curve, lines: Sequence[Line], *, key: str) -> Plot:
     """Draw series, at least one and none empty, in the frame of a curve. `key` must be unique in the page."""
-    whole = [line.series for line in lines]
-    if curve.stacked:
-        bands = _aligned(whole)
-        shown = [downsampled(band, MAX_STACKED_POINTS) for band in bands]
-        counts = [len(band) for band in bands]
-    else:
-        limits = {Style.POINTS: MAX_MARKS, Style.LINE: MAX_POINTS}
-        shown = [downsampled(line.series, limits[line.style]) for line in lines]
-        counts = [len(series) for series in whole]
-    drawn = _drawing(curve, tuple((line.colour, line.style, one) for line, one in zip(lines, shown, strict=True)))
+    shown = tuple(replace(line, series=downsampled(line.series, MAX_POINTS[line.style])) for line in lines)
+    drawing, area = _drawing(curve, shown)
     readings = [
-        Reading(label=line.label, colour=line.colour, x=one.steps, y=one.values, mean_of=math.ceil(count / len(one)))
-        for line, one, count in zip(lines, shown, counts, strict=True)
+        {
+            "label": line.label,
+            "colour": line.colour,
+            "x": line.series.steps,
+            "y": [short(value) for value in line.series.values],
+            "mean_of": math.ceil(len(whole.series) / len(line.series)),
+        }
+        for whole, line in zip(lines, shown, strict=True)
     ]
     return Plot(
-        svg=embed_svg(drawn.svg, key=key, description=_description(curve, lines)),
+        svg=embed_svg(drawing, key=key, description=_description(curve, lines)),
         legend=tuple((line.colour, line.label) for line in lines),
-        readout=readout(drawn.area, readings, stacked=curve.stacked),
+        readout=json.dumps({**area, "series": readings}, separators=(",", ":")),
     )
 
 
 @lru_cache(maxsize=64)  # a pipeline's report repeats the plots of its stages' reports
-def _drawing(curve: Curve, lines: tuple[tuple[int, Style, Series], ...]) -> _Drawing:
-    """Downsampled series with colour and style. Cached, so it must not depend on the page."""
+def _drawing(curve: Curve, lines: tuple[Line, ...]) -> tuple[str, dict[str, list[float]]]:
+    """The drawing of downsampled series, for `embed_svg`, and its area. Cached, so it must not depend on the page."""
     with _canvas() as (figure, axes):
-        if curve.stacked:
-            _draw_stacked(axes, [series for _, _, series in lines])
-        else:
-            for colour, style, series in lines:
-                _draw(axes, style, series, SERIES[colour - 1])
-            _set_y_limits(axes, curve)
+        for line in lines:
+            _draw(axes, line.style, line.series, SERIES[(line.colour - 1) % len(SERIES)])
+        _set_y_limits(axes, curve)
         if curve.guide is not None:
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         _set_left_margin(axes)
-        return _Drawing(figure_to_svg(figure), area_of(figure, axes))
+        return figure_to_svg(figure), area_of(figure, axes)
 
 
 def expanded(traces: Sequence[Trace], names: Sequence[str]) -> list[Trace]:
@@ -159,31 +136,6 @@ def _draw(axes: Axes, style: Style, series: Series, tone: str) -> None:
         axes.plot(series.steps, series.values, linewidth=0.8, alpha=0.35, color=tone)
         smooth = smoothed(series)
         axes.plot(smooth.steps, smooth.values, linewidth=1.7, color=tone)
-
-
-def _aligned(bands: Sequence[Series]) -> list[Series]:
-    """All bands at the union of their steps, with 0 for missing values."""
-    steps = sorted({step for band in bands for step in band.steps})
-    at_step = [dict(zip(band.steps, band.values, strict=True)) for band in bands]
-    return [Series(tuple(steps), tuple(band.get(step, 0.0) for step in steps)) for band in at_step]
-
-
-def _draw_stacked(axes: Axes, bands: Sequence[Series]) -> None:
-    if len(bands[0]) == 1:
-        _draw_bars(axes, bands)
-        return
-    axes.stackplot(
-        bands[0].steps, *(band.values for band in bands), colors=SERIES[: len(bands)], alpha=0.85, linewidth=0
-    )
-    axes.set_ylim(bottom=0)
-
-
-def _draw_bars(axes: Axes, bands: Sequence[Series]) -> None:
-    bottom = 0.0
-    for colour, band in enumerate(bands):
-        axes.bar(band.steps, band.values, bottom=bottom, color=SERIES[colour % len(SERIES)], width=0.4)
-        bottom += band.values[0]
-    axes.set_xlim(bands[0].steps[0] - 1, bands[0].steps[0] + 1)
 
 
 def downsampled(series: Series, max_points: int) -> Series:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from proximo.message_text import count_of, format_duration
+from proximo.message_text import count_of, format_change, format_duration, format_number
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Better
 from proximo.metrics.run_files import Run, Sample, setting
 from proximo.trainer_kinds import TrainerKind
 
 TIMED = ("time/step_seconds", "time/evaluate_seconds")
-PUSH_FAILURES = "progress/push_failures"
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
@@ -24,7 +23,7 @@ def facts(run: Run) -> tuple[tuple[str, str], ...]:
         "Task": task_of(run.config, trainer) if trainer else "",
         "Device": _device(run),
         "Duration": _duration(run),
-        "Outcome": "; ".join(filter(None, (outcome_words(run), _push_failures(run)))),
+        "Outcome": outcome_words(run),
     }
     return tuple((label, text) for label, text in entries.items() if text)
 
@@ -78,15 +77,6 @@ def _duration(run: Run) -> str:
     return f"{format_duration(seconds)} of steps and evaluations" if seconds else ""
 
 
-def _push_failures(run: Run) -> str:
-    """How many pushes to the Hub failed, and what is missing there; empty if none failed."""
-    ended = run.outcome
-    count = int(sum(run.series(PUSH_FAILURES).values)) + (ended.push_failures if ended else 0)
-    failed = f"{count_of(count, 'push', 'pushes')} to the Hub failed" if count else ""
-    lacking = f"not pushed: {ended.not_pushed}" if ended and ended.not_pushed else ""
-    return "; ".join(filter(None, (failed, lacking)))
-
-
 def outcome_words(run: Run) -> str:
     """How the run ended, or how far it has come."""
     done = "before the first step" if not run.last_step else f"after step {run.last_step:,}"
@@ -121,11 +111,24 @@ class BeforeAfter:
         return self.name.startswith("evaluation/")
 
     @property
-    def improved(self) -> bool | None:
-        """Whether the change is for the better; None if no direction is better, or nothing changed."""
+    def verdict(self) -> str:
+        """`better` or `worse`; empty if no direction is better, or nothing changed."""
         if self.better is None or self.before is None or self.before == self.after:
-            return None
-        return (self.after > self.before) is (self.better is Better.UP)
+            return ""
+        return "better" if (self.after > self.before) is (self.better is Better.UP) else "worse"
+
+    @property
+    def shown_before(self) -> str:
+        return "" if self.before is None else format_number(self.before, self.unit)
+
+    @property
+    def shown_after(self) -> str:
+        return format_number(self.after, self.unit)
+
+    @property
+    def change(self) -> str:
+        """The difference with its sign; empty without a value before."""
+        return format_change(self.before, self.after)
 
 
 def before_after(run: Run) -> tuple[BeforeAfter, ...]:

@@ -10,9 +10,9 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from proximo.message_text import format_change, format_number
+from proximo.message_text import format_number
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.report.run_summary import BeforeAfter, SamplePair, before_after, pair_samples
+from proximo.metrics.report.run_summary import BeforeAfter, before_after, pair_samples
 from proximo.metrics.run_files import Sample, read_run
 
 Row = TypeVar("Row")
@@ -33,7 +33,7 @@ COLUMNS = {
 TEXTS = ("prompt", "response")
 SAMPLES_SHOWN = 20
 PRINTED_SAMPLES = 3
-STYLES = {True: "green", False: "red", None: ""}
+STYLES = {"better": "green", "worse": "red", "": ""}
 
 
 def print_before_after(run_folder: Path, *, console: Console) -> None:
@@ -45,9 +45,20 @@ def print_before_after(run_folder: Path, *, console: Console) -> None:
 
 def print_samples(run_folder: Path, *, console: Console) -> None:
     """Print the first PRINTED_SAMPLES held-out prompts with their responses before and after training."""
-    pairs = pair_samples(read_run(run_folder))[:PRINTED_SAMPLES]
-    if pairs:
-        console.print(samples_table(pairs))
+    table = Table("prompt", "before", "after", box=box.SIMPLE_HEAD, show_lines=True, expand=True)
+    for pair in pair_samples(read_run(run_folder))[:PRINTED_SAMPLES]:
+        texts = (pair.prompt, _answer(pair.before), _answer(pair.after))
+        table.add_row(*(Text(_printable(text), overflow="fold") for text in texts))
+    if table.rows:
+        console.print(table)
+
+
+def _answer(sample: Sample | None) -> str:
+    if sample is None:
+        return ""
+    facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
+    numbers = ", ".join(f"{name} {format_number(value)}" for name, value in facts.items() if value is not None)
+    return f"{sample.response}\n{numbers}"
 
 
 def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
@@ -59,20 +70,8 @@ def before_after_table(rows: Sequence[BeforeAfter]) -> Table:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_column("unit", style="dim", no_wrap=True)
     for row in rows:
-        change = Text(format_change(row.before, row.after), style=STYLES[row.improved])
-        table.add_row(
-            row.label, format_number(row.before, row.unit), format_number(row.after, row.unit), change, row.unit
-        )
-    return table
-
-
-def samples_table(pairs: Sequence[SamplePair]) -> Table:
-    """Prompts with their responses before and after. Markup and control characters in them have no effect."""
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True, expand=True)
-    for heading in ("prompt", "before", "after"):
-        table.add_column(heading, ratio=1, overflow="fold")
-    for pair in pairs:
-        table.add_row(Text(_printable(pair.prompt)), _answer(pair.before), _answer(pair.after))
+        change = Text(row.change, style=STYLES[row.verdict])
+        table.add_row(row.label, row.shown_before or "-", row.shown_after, change, row.unit)
     return table
 
 
@@ -125,14 +124,4 @@ def _printable(text: str) -> str:
     """Replace all control characters but line breaks: a response must not send commands to the terminal."""
     return "".join(
         character if character == "\n" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
-
-
-def _answer(sample: Sample | None) -> Text:
-    if sample is None:
-        return Text("")
-    facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
-    words = [f"{name} {format_number(number)}" for name, number in facts.items() if number is not None]
-    return Text.assemble(
-        _printable(sample.response), "\n", (", ".join([*words, sample.finish or ""]).strip(", "), "dim")
     )

@@ -96,19 +96,14 @@ def tokenizer_place(name: str, revision: str | None = None) -> tuple[str, str | 
     )
 
 
-def chat_template_in(folder: Path) -> str | None:
-    """The text of the chat template in a tokenizer's folder, "" for none, None if it cannot be read."""
+def lacks_chat_template(folder: Path) -> bool:
+    """Whether a tokenizer's folder has no chat template, as far as its files can be read."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "additional_chat_templates")):
+        return False
     try:
-        if (folder / "chat_template.jinja").is_file():
-            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        if (folder / "additional_chat_templates").is_dir():
-            return None
-        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-    except (FileNotFoundError, KeyError):
-        return ""
-    except (OSError, ValueError, TypeError):
-        return None
-    return template if isinstance(template, str) else None if template else ""
+        return not json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def refuse_bare_adapter(folder: Path | None, name: str = "") -> None:

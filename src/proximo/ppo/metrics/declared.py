@@ -123,7 +123,7 @@ PPO_SPEED = (
         Trace("throughput/train_tokens_per_second", "training"),
         healthy="Constant. Rollout throughput falls as answers become longer or end at very different lengths.",
     ),
-    Curve("time", "Time of a step by phase", "seconds", section=Section.SPEED, stacked=True).draws(
+    Curve("time", "Time of a step by phase", "seconds", section=Section.SPEED, from_zero=True).draws(
         Trace("time/rollout_seconds", "rollout"),
         Trace("time/generate_greedy_seconds", "greedy rollout"),
         Trace("time/score_seconds", "score"),
@@ -135,7 +135,7 @@ PPO_SPEED = (
         Trace("time/train_value_seconds", "train value"),
         Trace("time/train_policy_seconds", "train policy"),
         Trace("time/train_policy_and_value_seconds", "train policy and value"),
-        healthy="The largest band has the most potential for a speed-up. Evaluation and saving are not included.",
+        healthy="The highest line has the most potential for a speed-up. Evaluation and saving are not included.",
     ),
 )
 
@@ -145,10 +145,10 @@ TURNS = Curve("turns", "Turns of an episode", "turns").draws(
     healthy="Falls where fewer turns earn more, rises where the task takes several. At the limit of turns: the policy "
     "does not come to an end.",
 )
-WAITING = Curve("waiting", "Time of the rollout", "seconds", section=Section.SPEED, stacked=True).draws(
+WAITING = Curve("waiting", "Time of the rollout", "seconds", section=Section.SPEED, from_zero=True).draws(
     Trace("environment/model_seconds", "model"),
     Trace("environment/waiting_seconds", "waiting for environments"),
-    healthy="Mostly the model. A large band of waiting: environments are slower than the model, so play more of them "
+    healthy="Mostly the model. Much waiting: environments are slower than the model, so play more of them "
     "at once (`environment.workers`), or more episodes in a step.",
 )
 

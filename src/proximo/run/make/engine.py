@@ -1,7 +1,6 @@
 """Builds the engine of a recipe: finds running vLLM servers or starts them."""
 
 import copy
-import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -36,9 +35,6 @@ from proximo.run.preflight import read_secret
 IN_MEMORY = Path("/dev/shm")
 CHECK_SECONDS = 60.0
 """Time for an idle server to answer at the start of a run."""
-MAX_SOCKET_BYTES = 107
-"""Longest name of a Unix socket on Linux."""
-_SERVER_FOLDER = "proximo-vllm-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +83,11 @@ class EngineServers:
         `path`: folder or Hub name of the policy's weights; None for random ones. `device`: where the policy will be.
         `logs`: folder for the servers' output; None for one that is removed with them.
         """
-        folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
+        folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         model = self._model(policy, path, folder / "model")
         on_cpu = device.type == "cpu"
+        loading = ("--load-format", "dummy") if _is_pushed_whole(policy) else ()
         has_masks = sampling.leaves_out_tokens and not on_cpu  # vLLM 0.32 has none on a CPU
         spec = ServerSpec(
             python=interpreter(self.config.environment),
@@ -104,7 +101,7 @@ class EngineServers:
             lora_rank=None if policy.adapter_config is None else getattr(policy.adapter_config, "r", None),
             num_adapters=sampling.staleness + 2,
             sleeps=self.config.sleep,
-            arguments=(*self._loading(policy), "--tokenizer", str(folder / "tokenizer"), *self.config.arguments),
+            arguments=(*loading, "--tokenizer", str(folder / "tokenizer"), *self.config.arguments),
             environment=self.config.variables,
         )
         tokenizer.save_pretrained(folder / "tokenizer")
@@ -161,9 +158,6 @@ class EngineServers:
             policy.base.save_pretrained(folder, state_dict=kept)
         return str(folder)
 
-    def _loading(self, policy: LanguageModel) -> tuple[str, ...]:
-        return ("--load-format", "dummy") if _is_pushed_whole(policy) else ()
-
 
 def _devices_of_servers(config: VLLMEngineConfig, device: torch.device) -> list[dict[str, str]]:
     """The variable that gives each server its devices; empty where one server has all, or none is a CUDA device."""
@@ -186,7 +180,6 @@ def check_engine(config: EngineConfig, device: torch.device | None = None) -> No
         raise ConfigError(f"engine.transfer_folder: there is no folder {folder}")
     if not config.addresses:
         interpreter(config.environment)
-        _check_temporary_folder()
         if device is not None:
             _devices_of_servers(config, device)
         return
@@ -230,16 +223,6 @@ def _check_answers(server: VLLMServer) -> None:
         raise ConfigError(
             f"no vLLM server answers at {server.url} ({server.limits.section}.addresses): start one with "
             "`proximo engine serve`, or correct the address"
-        )
-
-
-def _check_temporary_folder() -> None:
-    """Raises ConfigError if names of the servers' sockets would be too long for the system."""
-    longest = Path(tempfile.gettempdir(), f"{_SERVER_FOLDER}12345678", "server-999.sock")
-    if len(os.fsencode(longest)) > MAX_SOCKET_BYTES:
-        raise ConfigError(
-            f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets of vLLM "
-            f"servers, {MAX_SOCKET_BYTES} bytes in all: set TMPDIR to a shorter one"
         )
 
 

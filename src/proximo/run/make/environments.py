@@ -3,11 +3,14 @@
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from proximo.config.environment import (
     EnvironmentConfig,
+    EpisodeLimits,
+    PlayedEnvironmentConfig,
     ProgramEnvironmentConfig,
     ToolsEnvironmentConfig,
     VerifiersEnvironmentConfig,
@@ -28,63 +31,39 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PythonEnvironment:
+class PythonEnvironment(EpisodeLimits):
     """An environment that is given in Python and runs in threads of this process, and the limits of its episodes.
 
     `PPOTrainer(environment=MyEnvironment)` means `PythonEnvironment(make=MyEnvironment)`. A thread that hangs cannot be
     ended, and memory is not limited: a recipe runs environments in processes.
     """
 
-    make: Callable[[], Any]
+    make: Callable[..., Any]
     """The class with `reset` and `step` (`Environment`), or a function that makes one; for `tools` the class itself, or
     a `functools.partial` of it."""
-    max_turns: int = 16
-    """Turns of the policy in an episode."""
-    max_tokens: int = 1024
-    """Most tokens of a call: the conversation so far, which the policy reads, and the turn that it writes."""
-    max_seconds: float | None = None
-    """An episode that is older begins no further turn; None: no such limit."""
-    max_observation_tokens: int | None = 512
-    """Tokens of one observation. A longer one is cut, with a mark."""
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template reads besides messages and tools."""
+    max_observation_tokens: int | None = Field(512, ge=1)
+    """Tokens of one observation. A longer one is cut, with a mark; None: it never is."""
     tools: bool = False
     """`make` is a class in TRL's form, whose public methods are tools, as kind `tools` of a recipe."""
     tool_style: ToolStyle | None = None
     """How the policy writes calls; None for the style of its chat template."""
-    workers: int = 64
+    workers: int = Field(64, ge=1)
     """Episodes that are played at once."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = Field(60.0, gt=0)
     """Wall-clock limit of one `reset` or `step`."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a limit that is out of range."""
-        _check_limits(self, max_turns=1, max_tokens=2, workers=1, max_observation_tokens=1)
 
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
-        from proximo.environments.players.threads import ThreadPlayers
-
-        renderer = TurnRenderer(
-            tokenizer,
-            variables=self.template_variables,
-            tool_style=self.tool_style,
-            max_observation_tokens=self.max_observation_tokens,
-        )
+        renderer = _renderer(self, tokenizer, self.tool_style)
         if self.tools:
             renderer.check_tools()
         make = tools_of(self.make, renderer.tool_style, {}) if self.tools else self.make
-        name = getattr(self.make, "__name__", type(self.make).__name__)
-        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
-        pool = EnvironmentPool(ThreadPlayers(make), name=name, **options)
-        limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
         earns = not self.tools or gives_reward(self.make)
-        return Arena(environments=pool, renderer=renderer, limits=limits, gives_reward=earns)
+        pool = _threads(self, self.make, make)
+        return Arena(environments=pool, renderer=renderer, limits=_limits(self), gives_reward=earns)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PythonAgent:
+class PythonAgent(EpisodeLimits):
     """An agent that is given in Python and runs in threads of this process, and the limits of its trajectories.
 
     It finds the model by its argument `base_url`: environment variables are not set, since all threads share them.
@@ -92,46 +71,38 @@ class PythonAgent:
 
     run: Callable[..., Any]
     """Called as `run(base_url=..., row=..., seed=...)`: returns the reward, or a mapping with `reward`."""
-    max_turns: int = 16
-    """Calls of the policy in a trajectory."""
-    max_tokens: int = 1024
-    """Tokens that the policy reads and writes in one call."""
-    max_seconds: float | None = None
-    """A trajectory that is older makes no further call; None: no such limit."""
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template reads besides messages and tools."""
-    workers: int = 64
+    workers: int = Field(64, ge=1)
     """Programs that run at once."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: float = Field(600.0, gt=0)
     """Wall-clock limit of one program."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a limit that is out of range."""
-        _check_limits(self, max_turns=1, max_tokens=2, workers=1)
 
     def arena(self, tokenizer: "PreTrainedTokenizerBase") -> Arena:
         """What engines play in."""
-        from proximo.environments.players.threads import ThreadPlayers
         from proximo.environments.programs import FunctionAgent
 
-        name = getattr(self.run, "__name__", type(self.run).__name__)
-        options = {"workers": self.workers, "timeout_seconds": self.timeout_seconds}
-        pool = EnvironmentPool(ThreadPlayers(lambda: FunctionAgent(self.run)), name=name, **options)
-        limits = Limits(max_turns=self.max_turns, max_tokens=self.max_tokens, max_seconds=self.max_seconds)
-        return _served(pool, tokenizer, self.template_variables, limits)
+        return _served(self, _threads(self, self.run, lambda: FunctionAgent(self.run)), tokenizer)
 
 
-def _check_limits(given: PythonEnvironment | PythonAgent, **least: int) -> None:
-    """Raises ConfigError for a limit that is no number, or out of range. `least`: whole numbers, with the smallest."""
-    for name, minimum in least.items():
-        value = getattr(given, name)
-        may_be_none = name == "max_observation_tokens"
-        if not (type(value) is int and value >= minimum) and not (value is None and may_be_none):
-            raise ConfigError(f"{name} of an environment must be a whole number of at least {minimum}, got {value!r}")
-    for name in ("timeout_seconds", "max_seconds"):
-        value = getattr(given, name)
-        if not (type(value) in (int, float) and value > 0) and not (value is None and name == "max_seconds"):
-            raise ConfigError(f"{name} of an environment must be a number above 0, got {value!r}")
+def _threads(given: PythonEnvironment | PythonAgent, named: Any, make: Callable[[], Any]) -> EnvironmentPool:
+    from proximo.environments.players.threads import ThreadPlayers
+
+    name = getattr(named, "__name__", type(named).__name__)
+    return EnvironmentPool(ThreadPlayers(make), name=name, workers=given.workers, timeout_seconds=given.timeout_seconds)
+
+
+def _limits(given: EpisodeLimits) -> Limits:
+    return Limits(max_turns=given.max_turns, max_tokens=given.max_tokens, max_seconds=given.max_seconds)
+
+
+def _renderer(
+    given: PlayedEnvironmentConfig | PythonEnvironment, tokenizer: "PreTrainedTokenizerBase", style: ToolStyle | None
+) -> TurnRenderer:
+    return TurnRenderer(
+        tokenizer,
+        variables=given.template_variables,
+        tool_style=style,
+        max_observation_tokens=given.max_observation_tokens,
+    )
 
 
 def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
@@ -159,25 +130,21 @@ def make_environments(
     `is_rewarded`: by others than the environment. Raises ConfigError for an environment that cannot be imported or
     made, for tools whose calls in the style of the chat template would not be read, and where nothing rewards.
     """
-    limits = Limits(max_turns=config.max_turns, max_tokens=config.max_tokens, max_seconds=config.max_seconds)
-    renderer = TurnRenderer(
-        tokenizer,
-        variables=config.template_variables,
-        tool_style=config.tool_style if isinstance(config, ToolsEnvironmentConfig) else None,
-        max_observation_tokens=config.max_observation_tokens,
-    )
+    style = config.tool_style if isinstance(config, ToolsEnvironmentConfig) else None
+    renderer = _renderer(config, tokenizer, style)
     if isinstance(config, ToolsEnvironmentConfig):
         renderer.check_tools()
     plays = on_every_rank or current().leads
     if isinstance(config, ProgramEnvironmentConfig) and plays:
-        return _agents(config, tokenizer, limits)
+        return _agents(config, tokenizer)
     path, options = config.made_by(renderer.tool_style)
     if isinstance(config, ToolsEnvironmentConfig):
         options |= {"is_rewarded": is_rewarded}
-    return Arena(environments=_started(config, path, options) if plays else None, renderer=renderer, limits=limits)
+    pool = _started(config, path, options) if plays else None
+    return Arena(environments=pool, renderer=renderer, limits=_limits(config))
 
 
-def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase", limits: Limits) -> Arena:
+def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase") -> Arena:
     """Programs, with the server that they ask, and a process of verifiers if they are its episodes."""
     token = None if config.token_env is None else read_secret(config.token_env)
     if token is not None and len(token) < MIN_TOKEN_CHARACTERS:
@@ -194,18 +161,15 @@ def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBas
             options = {"address": helper.address}
         pool = _started(config, path, options)
         started.callback(pool.close)
-        served = _served(
-            pool, tokenizer, config.template_variables, limits, host=config.host, token=token, helper=helper
-        )
+        served = _served(config, pool, tokenizer, host=config.host, token=token, helper=helper)
         started.pop_all()
         return served
 
 
 def _served(
+    given: EpisodeLimits,
     pool: EnvironmentPool,
     tokenizer: "PreTrainedTokenizerBase",
-    variables: Mapping[str, Any],
-    limits: Limits,
     *,
     host: str = "127.0.0.1",
     token: str | None = None,
@@ -214,9 +178,11 @@ def _served(
     """Programs and a server for them."""
     from proximo.environments.agents import AgentArena, model_server
 
-    renderer = TurnRenderer(copy.deepcopy(tokenizer), variables=variables)  # a tokenizer is for one thread
-    server = model_server(renderer, max_tokens=limits.max_tokens, host=host, token=token)
-    return AgentArena(environments=pool, renderer=renderer, limits=limits, server=server, token=token, helper=helper)
+    renderer = TurnRenderer(copy.deepcopy(tokenizer), variables=given.template_variables)  # for its own threads
+    server = model_server(renderer, max_tokens=given.max_tokens, host=host, token=token)
+    return AgentArena(
+        environments=pool, renderer=renderer, limits=_limits(given), server=server, token=token, helper=helper
+    )
 
 
 def _started(config: WorkerEnvironmentConfig, path: str, options: Mapping[str, Any]) -> EnvironmentPool:

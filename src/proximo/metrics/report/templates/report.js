@@ -31,7 +31,7 @@
 
   const read = (plot, wanted, clientX, clientY) => {
     leave();
-    const { box: area, x: steps, y: values, stacked, series } = JSON.parse(plot.dataset.readout);
+    const { box: area, x: steps, y: values, series } = JSON.parse(plot.dataset.readout);
     const [left, top, right, bottom] = area;
     const across = (x) => left + ((x - steps[0]) / (steps[1] - steps[0])) * (right - left);
     const down = (y) => bottom - ((y - values[0]) / (values[1] - values[0])) * (bottom - top);
@@ -53,7 +53,7 @@
       made("b", row, {}, said(each.y[index]));
       made("span", row, {}, each.x[index] === at ? each.label : `${each.label}, step ${said(each.x[index])}`);
       const height = down(each.y[index]);
-      if (!stacked && height >= top - 1 && height <= bottom + 1)
+      if (height >= top - 1 && height <= bottom + 1)
         made("circle", marks, { cx: across(each.x[index]), cy: height, r: 4, style: `fill: var(--c${each.colour})` });
     });
     box.hidden = false;
