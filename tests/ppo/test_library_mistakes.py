@@ -72,7 +72,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
         r"prompts must be a list .*got str: write \[text\]",
     ),
     ("messages", lambda: trainer().train([[{"role": "user"}]], reward=lengths), "apply_chat_template"),
-    ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
+    ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int$"),
     ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "parameter 'texts'"),
     ("reward of a yield", lambda: trainer().train(PROMPTS, reward=scores_later), "it has a yield"),
     ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=lengths, on_step=lambda line: None), "on_step"),
