@@ -1,7 +1,7 @@
 """From scored responses and log-probs to advantages and returns: which responses count, shaped scores, rewards.
 
 Groups are compared by task rewards: raw scores, before `ppo.score`, penalties and the KL change them. After shaping,
-scores of a zero-variance group differ by noise, which standardising would scale up to "phantom advantages". Pure functions.
+scores of a zero-variance group differ by noise, which standardising would make "phantom advantages". Pure functions.
 """
 
 from collections.abc import Sequence
