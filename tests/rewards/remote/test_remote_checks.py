@@ -44,8 +44,8 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
 
     with ScriptedService(good, check=check) as service:
         made = source(service.url, responses_per_request=2)
-        real_check = made._requests.check
-        made._requests.check = lambda body, seconds: asked.append(body) or real_check(body, seconds=seconds)  # ty: ignore
+        send = made._client.send
+        made._client.send = lambda *given, **more: asked.append(given[2]) or send(*given, **more)  # ty: ignore
         with pytest.raises(
             DataError, match=r"^x.jsonl, row 3: no tests \(reported by the service of reward source 'far'\)"
         ):

@@ -146,14 +146,14 @@ def test_a_full_service_sends_requests_away_and_they_come_back(service: Service,
 
 def test_a_service_that_is_stopped_and_goes_on_costs_a_retry_and_no_score(service: Service) -> None:
     reward = source(service.url)
-    ask, limits = reward._requests.ask, [0.4]
+    send, limits = reward._client.send, [0.4]
 
-    def goes_on_after_the_first(*given: Any, seconds: float) -> list[Scored]:
+    def goes_on_after_the_first(*given: Any, seconds: float, **more: Any) -> bytes:
         if not limits:
             service.process.send_signal(signal.SIGCONT)
-        return ask(*given, seconds=limits.pop() if limits else seconds)
+        return send(*given, seconds=limits.pop() if limits else seconds, **more)
 
-    reward._requests.ask = goes_on_after_the_first  # type: ignore[method-assign]
+    reward._client.send = goes_on_after_the_first  # ty: ignore
     service.process.send_signal(signal.SIGSTOP)
     assert [each.state for each in reward.score([response()])] == [ScoreState.SCORED]
     assert reward.statistics()["source/remote/retries"].value == 1  # ty: ignore
