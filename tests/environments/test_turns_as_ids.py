@@ -22,7 +22,7 @@ from proximo.records import Finish
 from real_data import real_data
 from turn_templates import TURN_FAMILIES
 
-NUM_TRAJECTORIES = 167
+NUM_TRAJECTORIES = 60
 """Of each of six templates."""
 SIGN = "zq"
 """Is in every word of the policy, and in none of the environments'."""
@@ -167,7 +167,7 @@ def trajectories(name: str) -> Iterator[tuple[Policy, Dialogue, list[dict[str, A
 
 
 @pytest.mark.parametrize("name", ["qwen 2.5", "smollm 2", "qwen 3", "llama 3", "mistral", "gemma"])
-def test_a_thousand_trajectories_are_spliced_or_fork_where_the_template_rewrites(name, tokenised: list[str]) -> None:
+def test_trajectories_are_spliced_or_fork_where_the_template_rewrites(name, tokenised: list[str]) -> None:
     num_turns = num_forks = 0
     for policy, dialogue, messages, tools in trajectories(name):
         tokenizer = policy.tokenizer

@@ -18,7 +18,7 @@ from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
-from proximo.environments.engine import EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -34,7 +34,8 @@ from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.source import ClosableSource, NoReward, RewardSource, checked_scores, score_on_ranks, statistics_of
-from proximo.rollout.engine import Engine, sampling_with
+from proximo.rollout.engine import Engine
+from proximo.rollout.ranks_engine import sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes
@@ -58,7 +59,7 @@ class PPOTask:
         gold: RewardSource | None,
         samples_per_step: int,
         servers: EngineServers | None = None,
-        environments: EnvironmentSource | None = None,
+        environments: Arena | None = None,
         difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),

@@ -1,9 +1,7 @@
 """The interface of a rollout engine: it takes weights and prompts, and returns responses. The push of the weights."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.distributed.world import local
-from proximo.errors import TrainingError
+from proximo.errors import ModelError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -176,6 +174,14 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()} if known is None else known
 
 
+def check_places(wanted: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelError for a tensor of which an engine's own model has none of that name and shape."""
+    for name, shape in wanted.items():
+        if own.get(name) != shape:
+            there = f"shape {own[name]}" if name in own else "no tensor of that name"
+            raise ModelError(f"{name} has shape {shape}, and in the engine's model {there}")
+
+
 def push_weights(
     engine: Engine, version: int, tensors: Mapping[str, Tensor], *, fingerprint_of_all: str | None = None
 ) -> bool:
@@ -196,28 +202,3 @@ def push_weights(
             "those of another policy"
         )
     return True
-
-
-class EngineOfRanks(ABC):
-    """An engine that all ranks call (ranks_engine.py)."""
-
-    @abstractmethod
-    def push(self, version: int, model: "LanguageModel") -> bool:
-        """See `push_weights`, with the trained tensors of a model that may be sharded."""
-
-    @abstractmethod
-    def sampling_with(self, model: "LanguageModel") -> AbstractContextManager[None]:
-        """See the function `sampling_with` of this module."""
-
-
-def push_to(engine: Engine, model: "LanguageModel", *, version: int) -> bool:
-    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
-    if isinstance(engine, EngineOfRanks):
-        return engine.push(version, model)
-    with model.backbone.gathered():
-        return push_weights(engine, version, dict(model.trainable_parameters()))
-
-
-def sampling_with(engine: Engine, model: "LanguageModel") -> AbstractContextManager[None]:
-    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
-    return engine.sampling_with(model) if isinstance(engine, EngineOfRanks) else model.backbone.gathered()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from proximo.errors import ProximoError, RankError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, EngineOfRanks, Holding, SharingEngine, push_weights, statistics_of
+from proximo.rollout.engine import Engine, Holding, SharingEngine, push_weights, statistics_of
 from proximo.rollout.rank_transfers import StreamedWeights, as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -38,7 +39,7 @@ class _Share:
     """Name of the exception's class."""
 
 
-class RanksEngine(EngineOfRanks):
+class RanksEngine:
     """The built-in engine of each rank: rank r samples the responses to the prompts r, r + n, ... of n ranks.
 
     The ranks meet when all have sampled, not between two tokens. Draws are those of one rank, since they are functions
@@ -66,10 +67,6 @@ class RanksEngine(EngineOfRanks):
         """See `push_weights`. An engine that samples from the model's own tensors copies none: they stay sharded."""
         with nullcontext() if self.own.samples_from(model) else model.backbone.gathered():
             return push_weights(self, version, dict(model.trainable_parameters()))
-
-    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
-        """Gather sharded weights on every rank while the block runs."""
-        return model.backbone.gathered()
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `statistics_of`: those of rank 0, which every rank has to ask for."""
@@ -123,24 +120,13 @@ class RanksEngine(EngineOfRanks):
         for number, share in enumerate(shares):
             if share.error is not None:
                 raise _raised_elsewhere(number, share)
-        known = own if begun is None else [*own, *begun.records]
-        return _in_order(shares, prompts, num_samples, known)
-
-
-def _in_order(
-    shares: Sequence[_Share], prompts: Sequence[Prompt], num_samples: int, known: Sequence[Response]
-) -> list[Response]:
-    """The responses of all ranks by prompt and sample. The records of this rank stay the same objects."""
-    records: dict[_Identity, list[Response]] = {}
-    for response in known:
-        records.setdefault(_identity(response), []).append(response)
-    found: list[list[Response]] = [[] for _ in prompts]
-    for share in shares:
-        for index, response in from_bytes(share.responses, prompts):
-            same = records.get(_identity(response))
-            found[index].append(same.pop() if same else response)
-    assert all(len(responses) == num_samples for responses in found), "each prompt is sampled on one rank"
-    return [response for responses in found for response in responses]
+        found = [pair for share in shares for pair in from_bytes(share.responses, prompts)]
+        known: dict[_Identity, list[Response]] = {}
+        for response in own if begun is None else [*own, *begun.records]:
+            known.setdefault(_identity(response), []).append(response)
+        in_order = (response for _, response in sorted(found, key=itemgetter(0)))
+        # What this rank has, and a source may have begun to score, stays the same object.
+        return [same.pop() if (same := known.get(_identity(each))) else each for each in in_order]
 
 
 def _identity(response: Response) -> _Identity:
@@ -225,7 +211,7 @@ def _ignore(response: Response) -> None:
     del response
 
 
-class FirstRankEngine(EngineOfRanks):
+class FirstRankEngine:
     """An engine that rank 0 alone calls, such as vLLM's or a user's: all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
@@ -253,11 +239,6 @@ class FirstRankEngine(EngineOfRanks):
         weights = StreamedWeights(dict(model.trainable_parameters()))
         whole = weights.fingerprint()
         return weights.give(lambda: push_weights(self.own, version, weights, fingerprint_of_all=whole))
-
-    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
-        """See `sampling_with`. The engine has its own weights."""
-        del model
-        return nullcontext()
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
@@ -311,7 +292,21 @@ def on_ranks(engine: Engine) -> Engine:
 
     The built-in engine samples a share on each rank. Any other engine is called only on rank 0.
     """
-    if current().size == 1 or isinstance(engine, EngineOfRanks):
+    if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
         return engine
     shares = isinstance(engine, SharingEngine) and engine.samples_a_share
     return RanksEngine(engine) if shares else FirstRankEngine(engine)
+
+
+def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
+    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
+    if isinstance(engine, RanksEngine | FirstRankEngine):
+        return engine.push(version, model)
+    with model.backbone.gathered():
+        return push_weights(engine, version, dict(model.trainable_parameters()))
+
+
+def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
+    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
+    # An engine that rank 0 alone calls has its own weights.
+    return nullcontext() if isinstance(engine, FirstRankEngine) else model.backbone.gathered()

@@ -15,7 +15,7 @@ from proximo.config.environment import (
 )
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import gives_reward, tools_of
-from proximo.environments.engine import Arena, EnvironmentSource, Limits
+from proximo.environments.engine import Arena, Limits
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
@@ -134,12 +134,12 @@ def _check_limits(given: PythonEnvironment | PythonAgent, **least: int) -> None:
             raise ConfigError(f"{name} of an environment must be a number above 0, got {value!r}")
 
 
-def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
+def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Arena | None:
     """What engines play in: for a class, a function, a `PythonEnvironment` or a `PythonAgent`; None for None.
 
     Raises ConfigError for anything else, and for an environment that cannot be made.
     """
-    if given is None or isinstance(given, EnvironmentSource):
+    if given is None or isinstance(given, Arena):
         return given
     if isinstance(given, PythonEnvironment | PythonAgent):
         return given.arena(tokenizer)
