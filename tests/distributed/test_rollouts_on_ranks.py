@@ -26,10 +26,10 @@ from proximo.models.precision.placement import Precision
 from proximo.models.transformers_model import decoder_layers
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Fingerprint, Holding, fingerprint, statistics_of
+from proximo.rollout.engine import Fingerprint, Holding, fingerprint, push_to, sampling_with, statistics_of
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.rank_transfers import from_bytes, to_bytes
-from proximo.rollout.ranks_engine import FirstRankEngine, on_ranks, push_to, sampling_with
+from proximo.rollout.ranks_engine import FirstRankEngine, on_ranks
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.make.sharding import shard_model
 from records_made import response

@@ -24,9 +24,8 @@ from proximo.ppo.trainer_arguments import as_source
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function_binding import import_function
 from proximo.rewards.source import CheckingSource, RewardSource
-from proximo.rollout.engine import Engine
+from proximo.rollout.engine import Engine, push_to
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.ranks_engine import push_to
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.stopping import ending_ids
 from proximo.run.checkpoint_lookup import language_model_path, reward_model_path

@@ -34,8 +34,7 @@ from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.source import ClosableSource, NoReward, RewardSource, checked_scores, score_on_ranks, statistics_of
-from proximo.rollout.engine import Engine
-from proximo.rollout.ranks_engine import sampling_with
+from proximo.rollout.engine import Engine, sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpointing import update_counts
 from proximo.run.make.conversion import schedule_notes

@@ -1,7 +1,9 @@
 """The interface of a rollout engine: it takes weights and prompts, and returns responses. The push of the weights."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -202,3 +204,28 @@ def push_weights(
             "those of another policy"
         )
     return True
+
+
+class EngineOfRanks(ABC):
+    """An engine that all ranks call (ranks_engine.py)."""
+
+    @abstractmethod
+    def push(self, version: int, model: "LanguageModel") -> bool:
+        """See `push_weights`, with the trained tensors of a model that may be sharded."""
+
+    @abstractmethod
+    def sampling_with(self, model: "LanguageModel") -> AbstractContextManager[None]:
+        """See the function `sampling_with` of this module."""
+
+
+def push_to(engine: Engine, model: "LanguageModel", *, version: int) -> bool:
+    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
+    if isinstance(engine, EngineOfRanks):
+        return engine.push(version, model)
+    with model.backbone.gathered():
+        return push_weights(engine, version, dict(model.trainable_parameters()))
+
+
+def sampling_with(engine: Engine, model: "LanguageModel") -> AbstractContextManager[None]:
+    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
+    return engine.sampling_with(model) if isinstance(engine, EngineOfRanks) else model.backbone.gathered()

@@ -17,7 +17,7 @@ from proximo.errors import ProximoError, RankError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, Holding, SharingEngine, push_weights, statistics_of
+from proximo.rollout.engine import Engine, EngineOfRanks, Holding, SharingEngine, push_weights, statistics_of
 from proximo.rollout.rank_transfers import StreamedWeights, as_sent, from_bytes, to_bytes
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
@@ -39,7 +39,7 @@ class _Share:
     """Name of the exception's class."""
 
 
-class RanksEngine:
+class RanksEngine(EngineOfRanks):
     """The built-in engine of each rank: rank r samples the responses to the prompts r, r + n, ... of n ranks.
 
     The ranks meet when all have sampled, not between two tokens. Draws are those of one rank, since they are functions
@@ -67,6 +67,10 @@ class RanksEngine:
         """See `push_weights`. An engine that samples from the model's own tensors copies none: they stay sharded."""
         with nullcontext() if self.own.samples_from(model) else model.backbone.gathered():
             return push_weights(self, version, dict(model.trainable_parameters()))
+
+    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
+        """Gather sharded weights on every rank while the block runs."""
+        return model.backbone.gathered()
 
     def statistics(self) -> dict[str, MetricValue]:
         """See `statistics_of`: those of rank 0, which every rank has to ask for."""
@@ -211,7 +215,7 @@ def _ignore(response: Response) -> None:
     del response
 
 
-class FirstRankEngine:
+class FirstRankEngine(EngineOfRanks):
     """An engine that rank 0 alone calls, such as vLLM's or a user's: all ranks get its responses."""
 
     def __init__(self, own: Engine) -> None:
@@ -239,6 +243,11 @@ class FirstRankEngine:
         weights = StreamedWeights(dict(model.trainable_parameters()))
         whole = weights.fingerprint()
         return weights.give(lambda: push_weights(self.own, version, weights, fingerprint_of_all=whole))
+
+    def sampling_with(self, model: LanguageModel) -> AbstractContextManager[None]:
+        """See `sampling_with`. The engine has its own weights."""
+        del model
+        return nullcontext()
 
     def holds(self) -> Holding | None:
         """The weights that the engine of rank 0 holds; every rank has to ask."""
@@ -292,21 +301,7 @@ def on_ranks(engine: Engine) -> Engine:
 
     The built-in engine samples a share on each rank. Any other engine is called only on rank 0.
     """
-    if current().size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
+    if current().size == 1 or isinstance(engine, EngineOfRanks):
         return engine
     shares = isinstance(engine, SharingEngine) and engine.samples_a_share
     return RanksEngine(engine) if shares else FirstRankEngine(engine)
-
-
-def push_to(engine: Engine, model: LanguageModel, *, version: int) -> bool:
-    """Load the whole trained weights of `model` into its engine. Every rank has to call it. See `push_weights`."""
-    if isinstance(engine, RanksEngine | FirstRankEngine):
-        return engine.push(version, model)
-    with model.backbone.gathered():
-        return push_weights(engine, version, dict(model.trainable_parameters()))
-
-
-def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
-    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
-    # An engine that rank 0 alone calls has its own weights.
-    return nullcontext() if isinstance(engine, FirstRankEngine) else model.backbone.gathered()

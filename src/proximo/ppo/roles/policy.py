@@ -52,8 +52,7 @@ from proximo.ppo.update.losses import (
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.asynchronous import PromptsOfStep
-from proximo.rollout.engine import Engine
-from proximo.rollout.ranks_engine import push_to, sampling_with
+from proximo.rollout.engine import Engine, push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.run.memory import release_cache
 
