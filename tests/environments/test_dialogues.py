@@ -1,6 +1,7 @@
 """What a policy reads next: cuts, ends of turns, thoughts, tools, templates that refuse, texts without a template."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -292,6 +293,13 @@ def test_a_turn_that_the_template_leaves_out_is_left_out() -> None:
     talk = Talk(Family(template=last, marks=CHAT.marks, eos=CHAT.eos)).say("§<|im_end|>")
     assert talk.goes_on == [False]
     assert talk.text == NEXT.lstrip()
+
+
+def test_a_dialogue_keeps_the_date_of_its_beginning() -> None:
+    dated = "{{ strftime_now('%d %b %Y') + '\n' }}" + CHATML
+    talk = Talk(Family(template=dated, marks=CHAT.marks, eos=CHAT.eos), now=datetime(2026, 11, 26, 23, 59))
+    assert talk.text.startswith("26 Nov 2026\n")
+    assert talk.say("§<|im_end|>").goes_on == [True]
 
 
 def test_words_of_an_environment_are_no_placeholders() -> None:

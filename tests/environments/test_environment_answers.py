@@ -10,7 +10,15 @@ import torch
 from proximo.environments.players.player import MAX_ANSWER_CHARACTERS, InvalidAnswerError, checked_reset, checked_step
 
 GOOD = ("seen", 1.0, False, False, {})
+DEEP: Any = []
+for _ in range(3000):
+    DEEP = [DEEP]
 STEP = r"step\(text\) must return \(observation, reward, terminated, truncated, info\), it returned "
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError("no text")
 
 
 def stepped(**parts: Any) -> dict[str, Any]:
@@ -45,6 +53,15 @@ def test_messages_and_infos_arrive_as_plain_values() -> None:
         ({"observation": [{"content": "no role"}]}, "it returned list "),
         ({"observation": [{"role": "user", "content": object()}]}, "content that is a text or parts of type text"),
         ({"observation": [{"role": "user", "content": [3]}]}, "it returned list "),
+        ({"observation": [{"role": "user", "content": {}}]}, "it returned list "),
+        ({"observation": [{"role": "user", "content": b""}]}, "it returned list "),
+        ({"observation": [{"role": "user", "content": iter([])}]}, "it returned list "),
+        ({"observation": [{"role": "user", "x": DEEP}]}, "it returned list "),
+        ({"observation": [{"role": "user", "content": DEEP}]}, "it returned list "),
+        ({"observation": Unshown()}, "it returned Unshown <Unshown instance"),
+        ({"reward": DEEP}, "it returned list "),
+        ({"terminated": Unshown()}, "it returned Unshown "),
+        ({"info": {"tools": DEEP}}, "it returned list "),
         ({"observation": [{"role": "user", "content": 3}]}, "it returned list .*'content': 3"),
         ({"observation": [{"role": "user", "content": [{"type": "image"}]}]}, "it returned list "),
         ({"observation": [{"role": "user", "x": object()}]}, "it returned list "),
@@ -76,14 +93,22 @@ def test_tools_without_names_and_a_beginning_without_messages_are_refused(tools:
 
 def test_contents_in_parts_are_joined_and_named_functions_are_tools() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    found = checked_reset(([{"role": "user", "content": parts}, {"role": "user"}], {"tools": [{"name": "f"}]}))
-    assert [message["content"] for message in found["observation"]] == ["ab", ""]
+    messages = [{"role": "user", "content": content} for content in (parts, None, parts[1])]
+    found = checked_reset((messages, {"tools": [{"name": "f"}]}))
+    assert [message["content"] for message in found["observation"]] == ["ab", "", "b"]
     assert found["info"] == {"tools": [{"name": "f"}]}
 
 
 @pytest.mark.parametrize(
     ("answer", "got"),
-    [(("seen", 1.0, True, {}), "4 values"), ("seen", "str 'seen'"), (None, "NoneType None"), ({}, "dict {}")],
+    [
+        (("seen", 1.0, True, {}), "4 values"),
+        ("seen", "str 'seen'"),
+        (None, "NoneType None"),
+        ({}, "dict {}"),
+        (DEEP, "1 values"),
+        (Unshown(), "Unshown <Unsh"),
+    ],
 )
 def test_an_answer_of_another_form_is_named(answer: Any, got: str) -> None:
     with pytest.raises(InvalidAnswerError, match=STEP + got):

@@ -20,6 +20,10 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.session import CallRequest, ModelCall
 
+DEEP: Any = []
+for _ in range(300):
+    DEEP = [DEEP]
+
 
 def call(read: tuple[int, ...], written: tuple[int, ...]) -> ModelCall:
     request = CallRequest(id=0, lane=0, token_ids=read, stream=0, first_position=0, max_new_tokens=9)
@@ -129,6 +133,9 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
     path = written(tmp_path, captured(), captured(node_id="n1", request=request))
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]
     assert list(trace_rows(path)) == [{"messages": said}, {"messages": said, "tools": tools}]
+    odd = {"messages": [{"role": "user", "content": "half \ud83d"}], "tools": DEEP}
+    (row,) = trace_rows(written(tmp_path, captured(request=odd)))
+    assert row["messages"][0]["content"] == "half \ud83d"
     with pytest.raises(DataError, match="turn 'n0' has token ids and no messages"):
         list(trace_rows(written(tmp_path, captured(request={}))))
 
@@ -137,7 +144,7 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"node_id": None}, "node_id: .*valid string"),
-        ({"loss_mask": None}, "loss_mask: .*valid array"),
+        ({"loss_mask": None}, "loss_mask: .*valid list"),
         ({"prompt_token_ids": [-1, 7]}, "prompt_token_ids.0: .*greater than or equal to 0"),
         ({"prompt_token_ids": [2**70, 7]}, "prompt_token_ids.0: .*less than"),
         ({"prompt_token_ids": [], "loss_mask": [1, 1]}, "prompt_token_ids: .*at least 1 item"),
@@ -146,7 +153,12 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
         ({"per_token_logps": [-1.0, -(10**400)]}, "per_token_logps.1: "),
         ({"loss_mask": [1, 0, 1, 1]}, "0 for each token read"),
         ({"loss_mask": [0, 0, 1]}, "0 for each token read"),
-        ({"request": []}, "request: .*an object"),
+        ({"request": []}, "request: .*valid dictionary"),
+        ({"request": "\ud83d"}, "request: .*valid dictionary"),
+        ({"prompt_token_ids": DEEP}, "prompt_token_ids.0: .*valid integer"),
+        ({"loss_mask": [0, 0, True, 1]}, "loss_mask.2: "),
+        ({"loss_mask": [0, 0, 1.0, 1]}, "loss_mask.2: "),
+        ({"per_token_logps": [-1.0, float("nan")]}, "per_token_logps.1: .*finite"),
         ({"metadata": []}, "metadata: "),
         ({"metadata": {"reward": 10**400}}, "metadata.reward: "),
         ({"metadata": {"reward": "much"}}, "metadata.reward: .*valid number"),
@@ -161,7 +173,9 @@ def test_a_turn_that_breaks_the_form_is_refused_with_its_line(
         read_traces(written(tmp_path, captured(**changes)))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[" * 10**6, "9" * 5000, "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}']
+)
 def test_a_line_that_is_no_trace_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "traces.jsonl").write_text(line)
     with pytest.raises(DataError, match=r"traces\.jsonl:1: "):

@@ -123,6 +123,8 @@ def test_section_and_verifier_have_the_same_options_with_the_same_defaults(secti
         ({"answer_from": ["pattern"], "pattern": "("}, "not a regular expression"),
         ({"answer_from": []}, "at least 1"),
         ({"relative_tolerance": 0.0}, "relative_tolerance must be above 0"),
+        ({"scores": {"correct": 0.0, "incorrect": 1.0}}, "must be above"),
+        ({"scores": {"correct": 0.5, "no_answer": 0.5}}, "must be above"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -135,7 +137,7 @@ def test_operators_are_some_of_four() -> None:
         CountdownRewardConfig(kind="countdown", operators=["**"])
 
 
-@pytest.mark.parametrize("scores", [{"correct": 0.5, "no_answer": 0.5}, {"correct": 0.0, "incorrect": 1.0}])
+@pytest.mark.parametrize("scores", [{"incorrect": 1.0}, {"no_answer": 1.0}, {"correct": 0.0, "incorrect": 1.0}])
 def test_nothing_scores_as_much_as_a_right_answer(scores: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be above"):
         AnswerScores(**scores)

@@ -173,7 +173,8 @@ def test_servers_sleep_on_a_gpu_only(started: type[Started], tmp_path: Path, mon
         ("3,1,-1,2", {}, [], ["3", "1"]),
         ("GPU-8932f937,GPU-72f6e0d9", {}, ["-tp=1"], ["GPU-8932f937", "GPU-72f6e0d9"]),
         (None, {}, ["--tensor-parallel-size", "2", "--pipeline_parallel_size=2"], ["0,1,2,3", "4,5,6,7"]),
-        ("1,2,3", {}, [], "2 servers cannot divide the devices 1,2,3 into equal groups: change replicas"),
+        (None, {}, ["-tp", "4", "-dp=2"], "devices 0,1,2,3,4,5,6,7 into equal groups of at least 8"),
+        ("1,2,3", {}, [], "2 servers cannot divide the devices 1,2,3 into equal groups of at least 1: change replicas"),
         ("", {}, [], r"devices \(none\) into"),
     ],
 )

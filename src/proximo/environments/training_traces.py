@@ -7,6 +7,7 @@ turn has its `reward`, and the last one has `finish` and `after_token_ids`, all 
 
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ class _Turn(_Part):
     prompt_token_ids: list[_Id] = Field(min_length=1)
     completion_token_ids: list[_Id]
     per_token_logps: list[Annotated[FiniteFloat, Field(le=0)]]
-    loss_mask: list[Literal[0, 1]]
+    loss_mask: list[Annotated[int, Field(ge=0, le=1)]]
     request: dict[str, Any] = Field(default_factory=dict)
     response: dict[str, Any] = Field(default_factory=dict)
     metadata: _Metadata = Field(default_factory=_Metadata)
@@ -205,11 +206,13 @@ def _traces(path: str | Path) -> Iterator[tuple[int, list[_Turn]]]:
 
 def _checked(line: str, origin: str) -> list[_Turn]:
     try:
-        turns = _Trace.model_validate_json(line).turns
+        turns = _Trace.model_validate(json.loads(line)).turns
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "a line must be a whole trace as JSON"
-        raise DataError(f"{origin}: {place}: {first['msg']}, got {first['input']!r:.80}") from None
+        place = ".".join(map(str, first["loc"])) or "a trace"
+        raise DataError(f"{origin}: {place}: {first['msg']}, got {reprlib.repr(first['input']):.80}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{origin}: a line must be a whole trace as JSON: {error!s:.80}") from None
     if len({turn.node_id for turn in turns}) != len(turns):
         raise DataError(f"{origin}: two turns have one node_id")
     return turns

@@ -1,6 +1,10 @@
 """A tokenizer with its chat template, as dialogues use it: what is the same for all trajectories of a run."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from copy import copy
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +20,7 @@ from proximo.records import Finish, Message
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
+_DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _TOOL = {"type": "function", "function": {"name": DUMMY, "description": "a", "parameters": {"type": "object"}}}
 
 
@@ -29,14 +34,16 @@ class TurnRenderer:
         variables: Mapping[str, Any] | None = None,
         max_observation_tokens: int | None = None,
         tool_style: ToolStyle | None = None,
+        now: datetime | None = None,
     ) -> None:
         """`variables`: of the chat template, such as `enable_thinking`. `tool_style`: None finds it in the template.
 
+        `now`: the date that a template writes, this moment by default; a dialogue that goes on past midnight keeps it.
         Raises ModelError for a template that cannot be rendered, ConfigError for a limit below 1.
         """
         if max_observation_tokens is not None and max_observation_tokens < 1:
             raise ConfigError(f"max_observation_tokens must be at least 1, got {max_observation_tokens}")
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = _dated(tokenizer, now or datetime.now())
         self.encoder = TextEncoder(tokenizer)
         self.variables = dict(variables or {})
         self.max_observation_tokens = max_observation_tokens
@@ -220,3 +227,18 @@ class TurnRenderer:
     def _longest_token(self) -> int:
         """Characters of the longest token, at least."""
         return max(map(len, self.tokenizer.get_vocab()))
+
+
+def _dated(tokenizer: "PreTrainedTokenizerBase", now: datetime) -> "PreTrainedTokenizerBase":
+    """A copy of the tokenizer whose chat template writes this date; the tokenizer itself if it writes none."""
+
+    def dated(template: str) -> str:
+        return _DATE.sub(lambda found: json.dumps(now.strftime(found[2])), template)
+
+    given = tokenizer.chat_template
+    new = {name: dated(text) for name, text in given.items()} if isinstance(given, dict) else given and dated(given)
+    if new == given:
+        return tokenizer
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = new
+    return tokenizer

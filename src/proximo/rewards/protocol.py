@@ -168,7 +168,7 @@ def reply_body(scored: Sequence[Scored]) -> bytes:
             score=item.score if item.state.has_score else None,
             reason=item.reason,
             components={name: float(value) for name, value in item.components.items() if math.isfinite(value)},
-            token_rewards=item.token_rewards,
+            token_rewards=None if item.token_rewards is None else tuple(item.token_rewards),
         )
         for index, item in enumerate(scored)
     )
@@ -201,7 +201,7 @@ def _read(schema: type[Body], body: bytes) -> Body:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         others = (each["input"] for each in problems if each["type"] == "literal_error" and each["loc"] == ("format",))
-        if (version := next(others, None)) is not None:
+        if isinstance(version := next(others, None), str):
             raise ProtocolVersionError(f"its format is {version!r:.60}, this side uses {SCHEMA!r}") from None
         path = ".".join(map(str, problems[0]["loc"]))
         raise ProtocolError(f"{f'{path}: ' if path else ''}{problems[0]['msg']:.200}") from None

@@ -78,8 +78,10 @@ class RewardService:
         )
 
     def refuse(self, _: Request, error: Exception) -> Response:
-        """Replies to a refused request with its status and the reason."""
+        """Logs a refused request and replies with its status and the reason."""
         assert isinstance(error, HTTPException)
+        if error.status_code != 500:  # that is logged where it is raised
+            LOG.warning("refused a request: status %d, %s", error.status_code, error.detail)
         return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
 
     async def health(self, _: Request) -> Response:

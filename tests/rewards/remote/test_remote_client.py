@@ -105,6 +105,7 @@ BAD_REPLIES = {
     "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "finite number"),
     "too few token rewards": (grades([1.0], token_rewards=[1.0]), "each of 3 tokens"),
     "unknown key": (grades([1.0], grade=1), "grade"),
+    "a number as its format": (b'{"format": 5, "results": []}', "format: "),
 }
 
 

@@ -58,6 +58,30 @@ def test_a_source_that_raises_whatever_it_may_is_a_status_500(
     assert ("Traceback" in caplog.text) is not isinstance(error, TrainingError)
 
 
+def test_rewards_of_tokens_may_be_a_list() -> None:
+    def score(responses: Sequence[Response]) -> list[Scored]:
+        return [Scored(response=each, score=1.0, token_rewards=[1.0, 0.0, 0.0]) for each in responses]  # ty: ignore
+
+    body = request_body([response()])
+    answer = TestClient(RewardService(Source(score)).application()).post(SCORE_PATH, content=body)
+    assert [each.token_rewards for each in read_reply(answer.content, [response()])] == [(1.0, 0.0, 0.0)]
+
+
+def test_a_refusal_is_one_line_of_the_log_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    full = RewardService(Source(fine), limits=ServiceLimits(concurrency=1, queue_size=0, request_bytes=9))
+    closed = RewardService(Source(fine), token="s3cret-token")
+    TestClient(closed.application()).post(SCORE_PATH, headers={"Authorization": "Bearer s3cret-tokem"})
+    TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
+    full._admitted = 1
+    TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
+    said = [record.getMessage() for record in caplog.records if record.name == "proximo.rewards"]
+    assert said == [
+        "refused a request: status 401, a bearer token is required",
+        "refused a request: status 413, a request has at most 9 bytes",
+        "refused a request: status 503, too many requests are waiting",
+    ]
+
+
 def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None:
     begun, go_on = threading.Event(), threading.Event()
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import random
+import reprlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -198,14 +199,17 @@ def checked_step(answer: Any) -> dict[str, Any]:
 
 
 def _wrong(method: str, name: str, value: Any) -> InvalidAnswerError:
-    got = f"{type(value).__name__} {value!r:.60}"
-    return InvalidAnswerError(f"{method}() must return {name} as {_WANTED[name]}, it returned {got}")
+    return InvalidAnswerError(f"{method}() must return {name} as {_WANTED[name]}, it returned {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value):.60}"  # its own repr may raise
 
 
 def _parts(method: str, names: tuple[str, ...], answer: Any) -> tuple[Any, ...]:
     if isinstance(answer, tuple | list) and len(answer) == len(names):
         return tuple(answer)
-    got = f"{len(answer)} values" if isinstance(answer, tuple | list) else f"{type(answer).__name__} {answer!r:.60}"
+    got = f"{len(answer)} values" if isinstance(answer, tuple | list) else _shown(answer)
     raise InvalidAnswerError(f"{method} must return ({', '.join(names)}), it returned {got}")
 
 
@@ -226,9 +230,10 @@ def _content(content: Any) -> str:
     """The text of a message: a text, nothing, or OpenAI's list of parts that are texts. Raises TypeError."""
     if content is None or isinstance(content, str):
         return content or ""
-    if not all(part["type"] == "text" for part in content):
+    parts = content if isinstance(content, list | tuple) else [content]
+    if not all(part["type"] == "text" for part in parts):
         raise TypeError
-    return "".join(part["text"] for part in content)
+    return "".join(part["text"] for part in parts)
 
 
 def _is_named_function(tool: Any) -> bool:

@@ -4,6 +4,7 @@ The environment is separate from the trainer's, because the requirements of both
 """
 
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from proximo.distributed.rank_environment import without_ranks
@@ -36,6 +37,8 @@ MAX_RESTARTS = 3
 """Times that a server is started again in a run."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _LOG_LINES = 40
+_SIZES = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+"""Arguments whose product is the number of devices of a server, by their short forms."""
 
 
 def environment_folder(given: str | None) -> Path:
@@ -153,23 +156,36 @@ class ServerSpec:
         return {**without_ranks(os.environ), **own, **self.environment, "PYTHONPATH": path}
 
 
-def divided_devices(variables: Mapping[str, str], *, replicas: int, num_devices: int) -> list[str]:
+def divided_devices(
+    variables: Mapping[str, str], arguments: Sequence[str], *, replicas: int, num_devices: int
+) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each server: equal groups of the devices that they would all see, in their order.
 
     `variables`: of the servers. `num_devices`: that this process sees.
 
-    Raises ConfigError if there are no equal groups. vLLM itself refuses one that is too small.
+    Raises ConfigError if there are no equal groups, or a server needs more devices than its group has.
     """
     visible = variables.get(DEVICES, os.environ.get(DEVICES))
     given = map(str, range(num_devices)) if visible is None else (name.strip() for name in visible.split(","))
     names = list(takewhile(lambda name: name not in ("", "-1"), given))  # CUDA ignores what follows such a name
     size, rest = divmod(len(names), replicas)
-    if rest or not size:
+    needed = _num_devices(arguments)
+    if rest or size < needed:
         raise ConfigError(
             f"engine.replicas: {replicas} servers cannot divide the devices {','.join(names) or '(none)'} into equal "
-            f"groups: change replicas, or {DEVICES} in engine.variables"
+            f"groups of at least {needed}: change replicas, the parallel sizes in engine.arguments, or {DEVICES} in "
+            "engine.variables"
         )
     return [",".join(names[size * number : size * (number + 1)]) for number in range(replicas)]
+
+
+def _num_devices(arguments: Sequence[str]) -> int:
+    """The devices that a server with these arguments needs."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    given = {
+        _SIZES.get(name, name.replace("_", "-")): int(value) for name, value in pairwise(words) if value.isdecimal()
+    }
+    return math.prod(given.get(name, 1) for name in _SIZES.values())
 
 
 class ServerProcess:

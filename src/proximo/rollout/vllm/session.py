@@ -47,9 +47,8 @@ class VLLMSession:
 
     def _job(self, request: CallRequest) -> Job[tuple[int, ModelCall | None]]:
         number = next(self._numbers)
-        if request.lane not in self._homes:
-            self._homes[request.lane] = next(self._lanes) % self._num_servers
-        home = self._homes[request.lane]
+        if (home := self._homes.get(request.lane)) is None:
+            home = self._homes.setdefault(request.lane, next(self._lanes) % self._num_servers)
         self._running[number] = request
 
         def ask(server: VLLMServer) -> tuple[int, ModelCall | None]:

@@ -170,7 +170,9 @@ def _devices_of_servers(config: VLLMEngineConfig, device: torch.device) -> list[
     """The variable that gives each server its devices; empty where one server has all, or none is a CUDA device."""
     if config.replicas == 1 or device.type != "cuda":
         return [{}] * config.replicas
-    groups = divided_devices(config.variables, replicas=config.replicas, num_devices=torch.cuda.device_count())
+    groups = divided_devices(
+        config.variables, config.arguments, replicas=config.replicas, num_devices=torch.cuda.device_count()
+    )
     return [{DEVICES: group} for group in groups]
 
 
