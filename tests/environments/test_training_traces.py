@@ -20,9 +20,7 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.session import CallRequest, ModelCall
 
-DEEP: Any = []
-for _ in range(300):
-    DEEP = [DEEP]
+DEEP = json.loads("[" * 300 + "]" * 300)
 
 
 def call(read: tuple[int, ...], written: tuple[int, ...]) -> ModelCall:
@@ -133,9 +131,8 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
     path = written(tmp_path, captured(), captured(node_id="n1", request=request))
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]
     assert list(trace_rows(path)) == [{"messages": said}, {"messages": said, "tools": tools}]
-    odd = {"messages": [{"role": "user", "content": "half \ud83d"}], "tools": DEEP}
-    (row,) = trace_rows(written(tmp_path, captured(request=odd)))
-    assert row["messages"][0]["content"] == "half \ud83d"
+    (row,) = trace_rows(written(tmp_path, captured(request={"messages": ["half \ud83d"], "tools": DEEP})))
+    assert row["messages"][0] == "half \ud83d"
     with pytest.raises(DataError, match="turn 'n0' has token ids and no messages"):
         list(trace_rows(written(tmp_path, captured(request={}))))
 
@@ -154,7 +151,6 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
         ({"loss_mask": [1, 0, 1, 1]}, "0 for each token read"),
         ({"loss_mask": [0, 0, 1]}, "0 for each token read"),
         ({"request": []}, "request: .*valid dictionary"),
-        ({"request": "\ud83d"}, "request: .*valid dictionary"),
         ({"prompt_token_ids": DEEP}, "prompt_token_ids.0: .*valid integer"),
         ({"loss_mask": [0, 0, True, 1]}, "loss_mask.2: "),
         ({"loss_mask": [0, 0, 1.0, 1]}, "loss_mask.2: "),
@@ -173,9 +169,7 @@ def test_a_turn_that_breaks_the_form_is_refused_with_its_line(
         read_traces(written(tmp_path, captured(**changes)))
 
 
-@pytest.mark.parametrize(
-    "line", ["{", "[" * 10**6, "9" * 5000, "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}']
-)
+@pytest.mark.parametrize("line", ["{", "[" * 10**6, "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}'])
 def test_a_line_that_is_no_trace_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "traces.jsonl").write_text(line)
     with pytest.raises(DataError, match=r"traces\.jsonl:1: "):

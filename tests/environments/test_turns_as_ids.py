@@ -166,9 +166,7 @@ def trajectories(name: str, count: int) -> Iterator[tuple[Policy, Dialogue, list
 
 @pytest.mark.parametrize("count", [60, pytest.param(167, marks=pytest.mark.soak)])  # of six templates: 1,000 in all
 @pytest.mark.parametrize("name", ["qwen 2.5", "smollm 2", "qwen 3", "llama 3", "mistral", "gemma"])
-def test_trajectories_are_spliced_or_fork_where_the_template_rewrites(
-    name: str, count: int, tokenised: list[str]
-) -> None:
+def test_trajectories_are_spliced_or_fork_where_the_template_rewrites(name, count, tokenised: list[str]) -> None:
     num_turns = num_forks = 0
     for policy, dialogue, messages, tools in trajectories(name, count):
         tokenizer = policy.tokenizer

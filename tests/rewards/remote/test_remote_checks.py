@@ -1,12 +1,11 @@
 """What a client asks a reward service before a run: whether it is there, and whether rows can be graded."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_services import OPENED, ScriptedService, good, grades, make_folder, real_service, reply, silent
+from reward_services import OPENED, ScriptedService, good, grades, real_service, reply, silent
 
 from proximo.errors import ConfigError, DataError
 from proximo.rewards import remote
@@ -84,15 +83,9 @@ def test_a_failing_check_is_said_and_rows_that_are_too_large_are_refused(caplog:
 
 
 def test_the_real_service_names_the_row_that_its_verifier_could_say_nothing_about(tmp_path: Path) -> None:
-    make_folder(tmp_path)
-    sources = [
-        {"kind": "maths", "name": "sums", "workers": 1},
-        {"kind": "function", "function": "service_reward:score"},
-    ]
-    (tmp_path / "rewards.yaml").write_text(json.dumps({"reward": sources}))
+    (tmp_path / "rewards.yaml").write_text("reward: [{kind: maths, name: sums, workers: 1}]")
     with real_service(tmp_path) as service:
         made = source(service.url)
-        made.check()
         made.check_prompts([ROWS[0], ROWS[2]], ORIGINS)
         with pytest.raises(DataError, match=r"^x.jsonl, row 2: reward source 'sums': .*has none \(column `answer`\)"):
             made.check_prompts(ROWS, ORIGINS)

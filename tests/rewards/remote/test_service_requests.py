@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import re
 import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -59,11 +61,9 @@ def test_a_source_that_raises_whatever_it_may_is_a_status_500(
 
 
 def test_rewards_of_tokens_may_be_a_list() -> None:
-    def score(responses: Sequence[Response]) -> list[Scored]:
-        return [Scored(response=each, score=1.0, token_rewards=[1.0, 0.0, 0.0]) for each in responses]  # ty: ignore
-
-    body = request_body([response()])
-    answer = TestClient(RewardService(Source(score)).application()).post(SCORE_PATH, content=body)
+    given: Any = [1.0, 0.0, 0.0]
+    source = Source(lambda responses: [replace(each, token_rewards=given) for each in fine(responses)])
+    answer = TestClient(RewardService(source).application()).post(SCORE_PATH, content=request_body([response()]))
     assert [each.token_rewards for each in read_reply(answer.content, [response()])] == [(1.0, 0.0, 0.0)]
 
 
@@ -74,12 +74,8 @@ def test_a_refusal_is_one_line_of_the_log_without_the_token(caplog: pytest.LogCa
     TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
     full._admitted = 1
     TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
-    said = [record.getMessage() for record in caplog.records if record.name == "proximo.rewards"]
-    assert said == [
-        "refused a request: status 401, a bearer token is required",
-        "refused a request: status 413, a request has at most 9 bytes",
-        "refused a request: status 503, too many requests are waiting",
-    ]
+    assert re.findall(r"refused a request: status (\d+, a?)", caplog.text) == ["401, a", "413, a", "503, "]
+    assert "s3cret" not in caplog.text
 
 
 def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None:
