@@ -12,7 +12,8 @@ import httpx2
 
 from proximo.environments.call_requests import Vocabulary
 from proximo.environments.chat_calls import ChatCalls
-from proximo.environments.recorder import CallLimits, Recording
+from proximo.environments.engine import Limits
+from proximo.environments.recorder import Recording
 from proximo.environments.server import ModelServer
 from proximo.records import Finish, Prompt
 from proximo.rollout.sampling import SamplingOptions
@@ -111,7 +112,8 @@ def recording(session: WrittenSession, id: str = "secret", **limits: Any) -> Rec
         stream=5,
         session=session,
         options=OPTIONS,
-        limits=CallLimits(**{"max_calls": 4, "max_tokens": 120, "max_new_tokens": 8} | limits),
+        limits=Limits(**{"max_turns": 4, "max_tokens": 120} | limits),
+        max_new_tokens=8,
     )
 
 

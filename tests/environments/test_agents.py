@@ -20,9 +20,9 @@ from builders import tiny_tokenizer
 from proximo.environments import recorder
 from proximo.environments.agents import AgentArena, model_server
 from proximo.environments.engine import EnvironmentEngine, Limits
-from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.players.pool import EnvironmentPool, Players
 from proximo.environments.players.processes import ProcessPlayers
-from proximo.environments.players.threads import Players, ThreadPlayers
+from proximo.environments.players.threads import ThreadPlayers
 from proximo.environments.programs import WATCH_SECONDS, CommandAgent, FunctionAgent, ended, variables
 from proximo.environments.turn_renderer import TurnRenderer
 from proximo.errors import ConfigError, TrainingError

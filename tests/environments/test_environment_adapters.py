@@ -20,9 +20,9 @@ from proximo.environments.adapters.tools import tools_of
 from proximo.environments.engine import EnvironmentEngine
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
 from proximo.environments.players.player import environment_maker
-from proximo.environments.players.pool import EnvironmentPool
+from proximo.environments.players.pool import EnvironmentPool, Players
 from proximo.environments.players.processes import ProcessPlayers
-from proximo.environments.players.threads import Players, ThreadPlayers
+from proximo.environments.players.threads import ThreadPlayers
 from proximo.environments.prompts import given_prompts
 from proximo.errors import ConfigError
 from proximo.ppo.trainer import PPOTrainer
@@ -47,7 +47,7 @@ def played() -> Iterator[Callable[..., Played]]:
         pool.start(0, seed=seed, row=row or {})
         steps = [answered(pool)]
         for text in texts:
-            assert not steps[-1].is_last
+            assert not steps[-1].terminated
             pool.step(0, text)
             steps.append(answered(pool))
         pool.stop(0)
@@ -111,7 +111,7 @@ def test_a_call_that_fails_or_cannot_be_read_is_told_to_the_policy(played: Any) 
     assert "could not be read" in malformed.observation[0]["content"]
     assert unknown.info == {"tool_calls": 0, "malformed_calls": 1}
     assert "there is no tool '_hidden', only add, read" in unknown.observation[0]["content"]
-    assert not unknown.is_last
+    assert not unknown.terminated
 
 
 def test_a_class_that_cannot_be_given_to_the_policy_is_named(played: Any) -> None:

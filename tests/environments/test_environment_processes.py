@@ -133,7 +133,7 @@ FAULTS = {
     "leave 3": ("died", "its process ended with status 3"),
     "leak": ("memory", r"step\(\) ran out of memory"),
     "flood": ("invalid", r"the observation of step\(\) has 4,194,305 characters, more than 4,194,304"),
-    "return": ("invalid", r"step\(\) must return an observation that is a text or a list of messages .* list \[1, 2\]"),
+    "return": ("invalid", r"step\(\) must return observation as a text, or a list of messages .* list \[1, 2\]"),
 }
 
 

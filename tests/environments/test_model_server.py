@@ -99,8 +99,8 @@ def test_other_messages_or_tools_fork(second: tuple[str, ...], tools: Any) -> No
 
 
 def test_a_history_that_a_client_shortened_keeps_the_ids_of_the_policy() -> None:
-    with serving("ab", max_calls=9) as (server, session):
-        noted = recording(session, max_calls=9)
+    with serving("ab", max_turns=9) as (server, session):
+        noted = recording(session, max_turns=9)
         server.begin(noted)
         url = server.base_url("secret")
         chat(url, "one")
@@ -134,7 +134,7 @@ def test_a_call_that_the_engine_gave_up_makes_a_fault() -> None:
 
 
 def test_two_conversations_of_one_trajectory_keep_their_ids() -> None:
-    with serving("ab", max_calls=9) as (server, session):
+    with serving("ab", max_turns=9) as (server, session):
         noted = recording(session)
         server.begin(noted)
         url = server.base_url("secret")
@@ -236,7 +236,7 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 
 def test_limits_of_the_run_refuse_further_calls() -> None:
     with serving("ab") as (server, session):
-        noted, long = recording(session, max_calls=1), recording(session, "long", max_tokens=20)
+        noted, long = recording(session, max_turns=1), recording(session, "long", max_tokens=20)
         server.begin(noted, long)
         assert chat(server.base_url("secret"), "hi").is_success
         reply = chat(server.base_url("secret"), "hi", "ab", "more")

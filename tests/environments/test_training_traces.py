@@ -20,6 +20,8 @@ from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.session import CallRequest, ModelCall
 
+DEEP = json.loads("[" * 300 + "]" * 300)
+
 
 def call(read: tuple[int, ...], written: tuple[int, ...]) -> ModelCall:
     request = CallRequest(id=0, lane=0, token_ids=read, stream=0, first_position=0, max_new_tokens=9)
@@ -129,6 +131,8 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
     path = written(tmp_path, captured(), captured(node_id="n1", request=request))
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]
     assert list(trace_rows(path)) == [{"messages": said}, {"messages": said, "tools": tools}]
+    (row,) = trace_rows(written(tmp_path, captured(request={"messages": ["half \ud83d"], "tools": DEEP})))
+    assert row["messages"][0] == "half \ud83d"
     with pytest.raises(DataError, match="turn 'n0' has token ids and no messages"):
         list(trace_rows(written(tmp_path, captured(request={}))))
 
@@ -136,32 +140,36 @@ def test_captured_messages_are_rows_for_fine_tuning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"node_id": None}, "an object with a node_id"),
-        ({"loss_mask": None}, "must be lists"),
-        ({"prompt_token_ids": [-1, 7]}, "whole numbers from 0 on"),
-        ({"prompt_token_ids": [], "loss_mask": [1, 1]}, "a prompt has at least one"),
-        ({"per_token_logps": [-1.0]}, "one number of at most 0"),
-        ({"per_token_logps": [0.1, 0.0]}, "one number of at most 0"),
+        ({"node_id": None}, "node_id: .*valid string"),
+        ({"loss_mask": None}, "loss_mask: .*valid list"),
+        ({"prompt_token_ids": [-1, 7]}, "prompt_token_ids.0: .*greater than or equal to 0"),
+        ({"prompt_token_ids": [2**70, 7]}, "prompt_token_ids.0: .*less than"),
+        ({"prompt_token_ids": [], "loss_mask": [1, 1]}, "prompt_token_ids: .*at least 1 item"),
+        ({"per_token_logps": [-1.0]}, "one number for each token written"),
+        ({"per_token_logps": [0.1, 0.0]}, "per_token_logps.0: .*less than or equal to 0"),
+        ({"per_token_logps": [-1.0, -(10**400)]}, "per_token_logps.1: "),
         ({"loss_mask": [1, 0, 1, 1]}, "0 for each token read"),
         ({"loss_mask": [0, 0, 1]}, "0 for each token read"),
-        ({"request": []}, "must be objects"),
-        ({"metadata": []}, "must be objects"),
-        ({"per_token_logps": [-1.0, -(10**400)]}, "one number of at most 0"),
-        ({"metadata": {"reward": 10**400}}, "metadata.reward must be a finite number"),
-        ({"metadata": {"reward": "much"}}, "metadata.reward must be a finite number"),
-        ({"metadata": {"finish": "aborted"}}, "metadata.finish must be one of"),
-        ({"metadata": {"after_token_ids": [-1]}}, "metadata.after_token_ids must be a list"),
-        ({"prompt_token_ids": [2**70, 7]}, "whole numbers from 0 on"),
+        ({"request": []}, "request: .*valid dictionary"),
+        ({"prompt_token_ids": DEEP}, "prompt_token_ids.0: .*valid integer"),
+        ({"loss_mask": [0, 0, True, 1]}, "loss_mask.2: "),
+        ({"loss_mask": [0, 0, 1.0, 1]}, "loss_mask.2: "),
+        ({"per_token_logps": [-1.0, float("nan")]}, "per_token_logps.1: .*finite"),
+        ({"metadata": []}, "metadata: "),
+        ({"metadata": {"reward": 10**400}}, "metadata.reward: "),
+        ({"metadata": {"reward": "much"}}, "metadata.reward: .*valid number"),
+        ({"metadata": {"finish": "aborted"}}, "metadata.finish: .*'terminated' or 'truncated'"),
+        ({"metadata": {"after_token_ids": [-1]}}, "metadata.after_token_ids.0: "),
     ],
 )
 def test_a_turn_that_breaks_the_form_is_refused_with_its_line(
     tmp_path: Path, changes: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"traces\.jsonl:1: turn .*{problem}"):
+    with pytest.raises(DataError, match=rf"traces\.jsonl:1: turns\.0.*{problem}"):
         read_traces(written(tmp_path, captured(**changes)))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}'])
+@pytest.mark.parametrize("line", ["{", "[" * 10**6, "[]", '{"turns": 1}', '{"schema_version": 2, "turns": []}'])
 def test_a_line_that_is_no_trace_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "traces.jsonl").write_text(line)
     with pytest.raises(DataError, match=r"traces\.jsonl:1: "):

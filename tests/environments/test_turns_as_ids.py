@@ -22,8 +22,6 @@ from proximo.records import Finish
 from real_data import real_data
 from turn_templates import TURN_FAMILIES
 
-NUM_TRAJECTORIES = 167
-"""Of each of six templates."""
 SIGN = "zq"
 """Is in every word of the policy, and in none of the environments'."""
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": {"type": "object"}}}
@@ -153,11 +151,11 @@ def are_in_order(parts: list[list[int]], ids: tuple[int, ...]) -> bool:
     return True
 
 
-def trajectories(name: str) -> Iterator[tuple[Policy, Dialogue, list[dict[str, Any]], list[Any] | None]]:
+def trajectories(name: str, count: int) -> Iterator[tuple[Policy, Dialogue, list[dict[str, Any]], list[Any] | None]]:
     tokenizer = tokenizer_of(name)
     renderer = TurnRenderer(tokenizer)
     assert renderer.template is not None
-    for number in range(NUM_TRAJECTORIES):
+    for number in range(count):
         draw = random.Random(number)
         has_system = name not in ("gemma", "mistral") and draw.random() < 0.5
         messages = [{"role": "system", "content": "Be kind."}] * has_system + [{"role": "user", "content": "Rain?"}]
@@ -166,10 +164,11 @@ def trajectories(name: str) -> Iterator[tuple[Policy, Dialogue, list[dict[str, A
         yield policy, Dialogue(renderer, messages, tools=tools), messages, tools
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(167, marks=pytest.mark.soak)])  # of six templates: 1,000 in all
 @pytest.mark.parametrize("name", ["qwen 2.5", "smollm 2", "qwen 3", "llama 3", "mistral", "gemma"])
-def test_a_thousand_trajectories_are_spliced_or_fork_where_the_template_rewrites(name, tokenised: list[str]) -> None:
+def test_trajectories_are_spliced_or_fork_where_the_template_rewrites(name, count, tokenised: list[str]) -> None:
     num_turns = num_forks = 0
-    for policy, dialogue, messages, tools in trajectories(name):
+    for policy, dialogue, messages, tools in trajectories(name, count):
         tokenizer = policy.tokenizer
 
         def rendered(messages: list[dict[str, Any]], tokenizer=tokenizer, tools=tools) -> str:
@@ -193,6 +192,6 @@ def test_a_thousand_trajectories_are_spliced_or_fork_where_the_template_rewrites
             assert are_in_order(kept, dialogue.prompt_ids)
             num_turns, num_forks = num_turns + 1, num_forks + (not goes_on)
     assert not [text for text in tokenised if SIGN in text]
-    assert num_turns > 3 * NUM_TRAJECTORIES
+    assert num_turns > 3 * count
     # Qwen 3 leaves out thoughts before the last turn of the user, and Mistral writes the tools before that turn.
-    assert num_forks > NUM_TRAJECTORIES // 2 if name in ("qwen 3", "mistral") else num_forks == 0
+    assert num_forks > count // 2 if name in ("qwen 3", "mistral") else num_forks == 0

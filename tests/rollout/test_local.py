@@ -154,15 +154,6 @@ def test_equal_prompts_in_a_batch_and_one_prompt_in_two_steps_get_different_samp
     assert tokens_of(generate(twin(), same, num_samples=2)) == tokens_of(first)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_learners_forward_pass(temperature: float) -> None:
-    model = LanguageModel(twin(torch.float32))
-    responses = generate(model, num_samples=3, temperature=temperature, engine={"max_num_seqs": 4})
-    batch = pack_responses([r.prompt.token_ids for r in responses], tokens_of(responses))
-    learner = model.response_logprobs(batch, temperature=temperature).logprobs
-    torch.testing.assert_close(torch.cat([r.logprobs for r in responses]), learner, atol=2e-5, rtol=0)
-
-
 def test_first_tokens_follow_the_softmax_of_the_model() -> None:
     model = twin(torch.float32)
     responses = generate(model, PROMPTS[:1], num_samples=4000, max_new_tokens=1, temperature=2.0)

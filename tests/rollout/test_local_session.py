@@ -54,19 +54,6 @@ def expect_learners(engine: LocalEngine, played: list[Played], *, tolerance: flo
         torch.testing.assert_close(found, expected.float(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("num_alike", [15, 16, 17, 18, 40])
-def test_calls_that_begin_alike_do_not_wait_for_each_other(num_alike: int) -> None:
-    """One whose ids are all there is of the beginning, and a longer one: its last id is in no row's cache."""
-    begins = tuple(5 + place % 7 for place in range(num_alike))
-    with engine_of().session(SamplingOptions(max_new_tokens=4), max_tokens=64) as session:
-        for lane, ids in enumerate([begins, (*begins, 9, 10, 11), begins]):
-            session.submit(
-                CallRequest(id=lane, lane=lane, token_ids=ids, stream=lane, first_position=0, max_new_tokens=3)
-            )
-        ended = [call.request.id for _ in range(10) for call in session.advance(0.0)]
-    assert sorted(ended) == [0, 1, 2]
-
-
 def never_kept(patch: pytest.MonkeyPatch) -> None:
     """A lane that thinks loses its row as soon as another calls."""
     patch.setattr(local_session, "_MOST_BYTES", 0)

@@ -22,6 +22,7 @@ from proximo.config.engine import VLLMEngineConfig
 from proximo.distributed import launch
 from proximo.errors import ConfigError, TrainingError, UserError
 from proximo.ppo import from_recipe
+from proximo.rollout.vllm import dispatch, server
 from proximo.rollout.vllm import process as process_module
 from proximo.rollout.vllm.process import MAX_RESTARTS, ServerProcess, ServerSpec, install
 from proximo.rollout.vllm.server import VLLMServer
@@ -29,6 +30,14 @@ from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
 
 ENDED_SECONDS = 300
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dispatch, server):
+        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.05)
+        monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(process_module, "POLL_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +210,7 @@ def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words
 
 
 @pytest.mark.usefixtures("no_folder_left")
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
     *, replicas: int, environment: Path, place: Path, tmp_path: Path
 ) -> None:

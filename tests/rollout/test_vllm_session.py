@@ -1,7 +1,7 @@
 """Sessions of the vLLM engine: trajectories of several turns with servers, and what becomes of calls that fail."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -170,6 +170,17 @@ def test_a_forgotten_lane_ends_without_a_result() -> None:
             calls += session.advance(LATEST_SECONDS)
         assert session.advance(0) == []
     assert [call.request.id for call in calls] == [5]
+
+
+def test_a_lane_that_another_thread_forgets_meanwhile_has_a_home() -> None:
+    class Forgotten(dict[Hashable, int]):
+        def __contains__(self, lane: Hashable) -> bool:
+            return self.pop(lane, None) is not None
+
+    (played,) = trajectories(1, num_turns=1)
+    with served(policy_of()).session(OPTIONS, max_tokens=100) as session:
+        session._homes = Forgotten()
+        assert [session._job(played.request()).home for _ in range(2)] == [0, 0]
 
 
 def test_stopping_the_engine_ends_the_session() -> None:

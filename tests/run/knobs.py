@@ -378,7 +378,7 @@ ELSEWHERE = {
     "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie": "DevicesConfig.timeout_seconds",
     "test_an_old_trajectory_begins_no_further_turn": "PlayedEnvironmentConfig.max_seconds",
     "test_a_prompt_with_an_empty_thought_is_forked_after_each_turn": "PlayedEnvironmentConfig.template_variables",
-    "test_a_key_of_the_section_reaches_the_episodes": (
+    "test_every_key_of_the_section_reaches_the_episodes": (
         "PlayedEnvironmentConfig.(num_rows|max_turns|max_tokens|max_observation_tokens)|OwnEnvironmentConfig.(path|kwargs)"
     ),
     "test_episodes_beyond_the_workers_wait_for_a_lane_that_is_stopped": "WorkerEnvironmentConfig.workers",

@@ -116,7 +116,6 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     proximo serve-reward rewards.yaml --host 0.0.0.0 --token-env REWARD_TOKEN
     proximo serve-reward rewards.yaml reward.0.workers=8 --concurrency 8
     curl http://127.0.0.1:8321/health
-    curl http://127.0.0.1:8321/metrics -H "Authorization: Bearer $REWARD_TOKEN"
 
     RECIPE is a recipe of PPO or of a pipeline, of which only the reward section is read, or a file with only that
     section. The run that uses the service has in its recipe

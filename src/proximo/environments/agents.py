@@ -14,7 +14,7 @@ from proximo.environments.chat_calls import ChatCalls
 from proximo.environments.dialogue import Dialogue
 from proximo.environments.engine import WAIT_SECONDS, Arena, Lane, Play
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.recorder import CallLimits, Recording
+from proximo.environments.recorder import Recording
 from proximo.environments.server import ModelServer
 from proximo.environments.tool_calls import Tools
 from proximo.environments.turn_renderer import TurnRenderer
@@ -106,12 +106,6 @@ class AgentPlay(Play):
         self._end(lane, finish, failure=failure)
 
     def _run(self, lane: Lane) -> None:
-        limits = CallLimits(
-            max_calls=self._limits.max_turns,
-            max_tokens=self._limits.max_tokens,
-            max_new_tokens=lane.limit,
-            max_seconds=self._limits.max_seconds,
-        )
         recording = self._recordings[lane.number] = Recording(
             id=secrets.token_urlsafe(16),
             prompt=lane.prompt,
@@ -120,7 +114,8 @@ class AgentPlay(Play):
             stream=lane.stream,
             session=self._session,
             options=self._options,
-            limits=limits,
+            limits=self._limits,
+            max_new_tokens=lane.limit,
         )
         self._server.begin(recording)
         where = {"base_url": self._server.base_url(recording.id), "api_key": self._key, "trajectory": recording.id}

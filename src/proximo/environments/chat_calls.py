@@ -46,12 +46,8 @@ class ChatCall(SampledCall):
     messages: Sequence[Message]
     items: Sequence[Item]
     """The messages, with answers of the policy by their numbers."""
-    parses_tools: bool
-    streams: bool
-    with_usage: bool
-    """The stream ends with the usage."""
-    with_logprobs: bool
-    with_token_ids: bool
+    body: Mapping[str, Any]
+    """The request, which says how the answer is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,6 @@ class ChatCalls:
             conversation.dialogue.ask(items)
         except (ConfigError, DataError, ModelError) as error:
             raise refused(str(error)) from None
-        stream = body.get("stream_options")
         return ChatCall(
             token_ids=conversation.dialogue.prompt_ids,
             max_new_tokens=max_new_tokens,
@@ -89,11 +84,7 @@ class ChatCalls:
             conversation=conversation,
             messages=messages,
             items=items,
-            parses_tools=bool(tools) and body.get("tool_choice") != "none",
-            streams=bool(body.get("stream")),
-            with_usage=isinstance(stream, Mapping) and bool(stream.get("include_usage")),
-            with_logprobs=bool(body.get("logprobs")),
-            with_token_ids=bool(body.get("return_token_ids")),
+            body=body,
         )
 
     def _conversation(self, recording: Recording, messages: Sequence[Message], tools: Tools) -> Conversation:
@@ -109,7 +100,8 @@ class ChatCalls:
         if dialogue.prompt_ids != asked.token_ids:
             dialogue.ask(asked.items)  # a request that was refused has asked something else meanwhile
         text = dialogue.turn_text(call.token_ids, call.finish)
-        turn = parse(text, self.style, conversation.tools) if asked.parses_tools else ToolTurn()
+        parses = bool(conversation.tools) and asked.body.get("tool_choice") != "none"
+        turn = parse(text, self.style, conversation.tools) if parses else ToolTurn()
         answered = max((place for place, item in enumerate(asked.items) if isinstance(item, int)), default=-1)
         said = turn.message(_before_stop(text, call, recording.options))
         recording.note(call, asked.messages[answered + 1 :], text, said)
@@ -117,9 +109,11 @@ class ChatCalls:
         number = dialogue.wrote(call.token_ids, call.finish)
         conversation.turns.append((tuple(map(words_of, (*asked.messages, said))), number))
         body = _completion(asked, call, said, model)
-        if not asked.streams:
+        if not asked.body.get("stream"):
             return JSONResponse(body)
-        return Response(_events(body, with_usage=asked.with_usage), media_type="text/event-stream")
+        options = asked.body.get("stream_options")
+        with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
+        return Response(_events(body, with_usage=with_usage), media_type="text/event-stream")
 
     def note_ids(self, recording: Recording, call: ModelCall) -> None:
         """Note an answered call whose prompt came as ids."""
@@ -166,7 +160,7 @@ def _completion(asked: ChatCall, call: ModelCall, said: Message, model: str) -> 
         "index": 0,
         "message": message,
         "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
-        "logprobs": {"content": logprobs_of(call)} if asked.with_logprobs else None,
+        "logprobs": {"content": logprobs_of(call)} if asked.body.get("logprobs") else None,
     }
     read, wrote = len(call.request.token_ids), len(call.token_ids)
     body = {
@@ -177,7 +171,7 @@ def _completion(asked: ChatCall, call: ModelCall, said: Message, model: str) -> 
         "choices": [choice],
         "usage": {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote},
     }
-    if asked.with_token_ids:
+    if asked.body.get("return_token_ids"):
         choice["token_ids"] = list(call.token_ids)
         body["prompt_token_ids"] = list(call.request.token_ids)
     return body

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from proximo.environments.dialogue import Dialogue
-from proximo.environments.environment import EnvironmentFault, Environments, EnvironmentStep
+from proximo.environments.environment import EnvironmentFault, EnvironmentStep
+from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.tool_calls import Tools, ToolTurn, parse
 from proximo.environments.trajectory import Trajectory, with_observation
 from proximo.environments.turn_renderer import TurnRenderer
@@ -32,19 +32,6 @@ from proximo.rollout.session import CallRequest, ModelCall, Session, SessionEngi
 
 WAIT_SECONDS = 0.05
 """Longest wait for answers of environments or of the model, after which both are looked at again."""
-
-
-@runtime_checkable
-class EnvironmentSource(Protocol):
-    """What the engines of a run play in."""
-
-    def engine(self, inner: Engine) -> Engine:
-        """An engine whose responses are trajectories of the model of `inner`."""
-        ...
-
-    def close(self) -> None:
-        """End all environments and their processes."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +71,7 @@ class PlayTimes:
 class Arena:
     """Where the engines of a run play: its environments, one call of `generate` at a time."""
 
-    environments: Environments | None
+    environments: EnvironmentPool | None
     """None on a rank that plays none."""
     renderer: TurnRenderer
     limits: Limits = Limits()

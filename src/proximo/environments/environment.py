@@ -45,11 +45,6 @@ class EnvironmentStep:
     seconds: float = 0.0
     """Wall-clock time that the environment took."""
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the episode is over."""
-        return self.terminated or self.truncated
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentFault:
@@ -59,31 +54,3 @@ class EnvironmentFault:
     """One line for people."""
     kind: str = "error"
     """One word for counts: `error` (it raised), `timeout`, `died`, `memory`, `invalid` (a wrong type or size)."""
-
-
-class Environments(Protocol):
-    """Many environments at once, each in a lane of its own: a number that the caller chooses."""
-
-    def start(self, lane: int, *, seed: int, row: Mapping[str, Any]) -> None:
-        """Begin an episode. `poll` gives the first observation."""
-        ...
-
-    def step(self, lane: int, text: str) -> None:
-        """Give the environment of a lane what the policy wrote. `poll` gives its answer."""
-        ...
-
-    def stop(self, lane: int) -> None:
-        """Free the lane. An answer on its way is dropped."""
-        ...
-
-    def poll(self, wait_seconds: float) -> list[tuple[int, EnvironmentStep | EnvironmentFault]]:
-        """The answers that arrived, after at most this long. A fault ends the episode of its lane."""
-        ...
-
-    def take_retries(self) -> int:
-        """How many resets were tried again since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End all environments and their processes."""
-        ...

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from proximo.environments.conversation import Conversation
+from proximo.environments.engine import Limits
 from proximo.environments.environment import EnvironmentStep, Observation
 from proximo.environments.trajectory import MALFORMED_CALLS, TOOL_CALLS, Trajectory, with_observation
 from proximo.errors import ProximoError
@@ -21,19 +22,6 @@ from proximo.rollout.session import CallRequest, ModelCall, Session
 HANDOVER_SECONDS = 1.0
 """A second client of a trajectory waits this long for the first to be seen to have gone, as one that timed out and
 tries again has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallLimits:
-    """How much an agent may ask in one trajectory."""
-
-    max_calls: int
-    max_tokens: int
-    """Ids of one call, read and written together."""
-    max_new_tokens: int
-    """Ids that one call writes."""
-    max_seconds: float | None = None
-    """An older trajectory makes no further call; None: no such limit."""
 
 
 class RefusedCallError(Exception):
@@ -69,7 +57,9 @@ class Recording:
     session: Session
     options: SamplingOptions
     """Options of sampling that the session has."""
-    limits: CallLimits
+    limits: Limits
+    max_new_tokens: int
+    """Most that one call writes."""
     trajectory: Trajectory | None = None
     """None before the first call was answered."""
     limit: str | None = None
@@ -198,22 +188,22 @@ class Recorder:
         if recording.fault is not None:
             raise RefusedCallError(409, "fault", recording.fault)
         room = limits.max_tokens - len(token_ids)
-        if recording.num_calls >= limits.max_calls:
-            raise self._beyond(recording, "max_turns", f"this trajectory had {limits.max_calls} calls, which is all")
+        if recording.num_calls >= limits.max_turns:
+            raise self._beyond(recording, "max_turns", f"this trajectory had {limits.max_turns} calls, which is all")
         age = asyncio.get_running_loop().time() - recording.begun
         if limits.max_seconds is not None and age > limits.max_seconds:
             raise self._beyond(recording, "max_seconds", f"this trajectory is older than {limits.max_seconds:g} s")
         if room < 1:
             reason = f"{len(token_ids)} tokens leave no room for an answer: {limits.max_tokens} are all"
             raise self._beyond(recording, "context_length_exceeded", reason)
-        wanted = limits.max_new_tokens if max_new_tokens is None else max_new_tokens
+        wanted = recording.max_new_tokens if max_new_tokens is None else max_new_tokens
         return CallRequest(
             id=(recording.id, recording.num_requests),
             lane=recording.lane,
             token_ids=tuple(token_ids),
             stream=recording.stream,
             first_position=0 if recording.trajectory is None else recording.trajectory.num_drawn,
-            max_new_tokens=max(1, min(wanted, limits.max_new_tokens, room)),
+            max_new_tokens=max(1, min(wanted, recording.max_new_tokens, room)),
         )
 
     def _beyond(self, recording: Recording, code: str, reason: str) -> RefusedCallError:

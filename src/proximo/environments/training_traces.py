@@ -7,11 +7,13 @@ turn has its `reward`, and the last one has `finish` and `after_token_ids`, all 
 
 import json
 import math
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from proximo.environments.trajectory import Trajectory
 from proximo.errors import DataError
@@ -19,9 +21,63 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.session import CallRequest, ModelCall
 
 VERSION = 1
-ENDS = tuple(str(finish) for finish in Finish if finish is not Finish.ABORTED)
 FOREIGN = -1
 """Version of a policy that this run never had."""
+_Id = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class _Metadata(_Part):
+    reward: FiniteFloat | None = None
+    finish: Literal["eos", "stop", "length", "terminated", "truncated"] | None = None
+    after_token_ids: list[_Id] = Field(default_factory=list)
+
+
+class _Turn(_Part):
+    """One call of the model."""
+
+    node_id: str
+    prompt_token_ids: list[_Id] = Field(min_length=1)
+    completion_token_ids: list[_Id]
+    per_token_logps: list[Annotated[FiniteFloat, Field(le=0)]]
+    loss_mask: list[Annotated[int, Field(ge=0, le=1)]]
+    request: dict[str, Any] = Field(default_factory=dict)
+    response: dict[str, Any] = Field(default_factory=dict)
+    metadata: _Metadata = Field(default_factory=_Metadata)
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        num_read, num_written = len(self.prompt_token_ids), len(self.completion_token_ids)
+        if len(self.per_token_logps) != num_written:
+            raise ValueError("per_token_logps must have one number for each token written")
+        if len(self.loss_mask) != num_read + num_written or any(self.loss_mask[:num_read]):
+            raise ValueError("loss_mask must have 0 for each token read, and 0 or 1 for each written")
+        return self
+
+    @property
+    def is_learned(self) -> bool:
+        return any(self.loss_mask)
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """The first choice of a captured answer; empty if there is none."""
+        choices = self.response.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else {}
+        return first if isinstance(first, dict) else {}
+
+    @property
+    def message(self) -> dict[str, Any] | None:
+        """The message of a captured answer, in OpenAI's form; None if there is none."""
+        message = self.choice.get("message")
+        return message if isinstance(message, dict) else None
+
+
+class _Trace(_Part):
+    schema_version: Literal[1] = VERSION
+    turns: list[_Turn]
 
 
 def read_traces(path: str | Path) -> list[tuple[Response, float | None]]:
@@ -41,15 +97,15 @@ def trace_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """
     for number, turns in _traces(path):
         for turn in turns:
-            if not any(turn["loss_mask"]):
+            if not turn.is_learned:
                 continue
-            asked, answer = turn.get("request", {}).get("messages"), _message(turn)
+            asked, answer = turn.request.get("messages"), turn.message
             if not asked or answer is None:
                 raise DataError(
-                    f"{path}:{number}: turn {turn['node_id']!r} has token ids and no messages in request and response: "
+                    f"{path}:{number}: turn {turn.node_id!r} has token ids and no messages in request and response: "
                     "train on its tokens, with read_traces"
                 )
-            tools = turn["request"].get("tools")
+            tools = turn.request.get("tools")
             yield {"messages": [*asked, answer]} | ({"tools": tools} if tools else {})
 
 
@@ -96,55 +152,51 @@ def _read_before(response: Response, position: int) -> list[int]:
     return [*context, *response.token_ids[start:position]]
 
 
-def _trajectory(turns: Sequence[Mapping[str, Any]], origin: str) -> tuple[Response, float | None]:
-    learned = [turn for turn in turns if any(turn["loss_mask"])]
+def _trajectory(turns: Sequence[_Turn], origin: str) -> tuple[Response, float | None]:
+    learned = [turn for turn in turns if turn.is_learned]
     if not learned:
         raise DataError(f"{origin}: no turn of this trace is learned")
-    prompt = Prompt(id=origin, token_ids=tuple(learned[0]["prompt_token_ids"]))
+    prompt = Prompt(id=origin, token_ids=tuple(learned[0].prompt_token_ids))
     trajectory = Trajectory(prompt=prompt, sample_index=0)
     rewards = [0.0] * len(learned)
     num_added = 0
     for turn in turns:
-        if any(turn["loss_mask"]):
-            message = _message(turn) or {}
-            trajectory.add_call(_call(turn, num_added), str(message.get("content") or ""))
-            own = turn["loss_mask"][len(turn["prompt_token_ids"]) :]
+        if turn.is_learned:
+            trajectory.add_call(_call(turn, num_added), str((turn.message or {}).get("content") or ""))
+            own = turn.loss_mask[len(turn.prompt_token_ids) :]
             trajectory.mask[-len(own) :] = map(bool, own)
             num_added += 1
-        rewards[max(num_added - 1, 0)] += _metadata(turn).get("reward") or 0.0
+        rewards[max(num_added - 1, 0)] += turn.metadata.reward or 0.0
     trajectory.turns = [replace(turn, reward=earned) for turn, earned in zip(trajectory.turns, rewards, strict=True)]
-    if after := _metadata(turns[-1]).get("after_token_ids"):
-        trajectory.add_prompt(after)
-    is_rewarded = any(_metadata(turn).get("reward") is not None for turn in turns)
-    return trajectory.response(_finish(turns[-1])), sum(rewards) if is_rewarded else None
+    last = turns[-1]
+    if last.metadata.after_token_ids:
+        trajectory.add_prompt(last.metadata.after_token_ids)
+    # One that does not say how it ended has ended by itself, or by the length of its last answer.
+    unsaid = Finish.LENGTH if last.choice.get("finish_reason") == "length" else Finish.TERMINATED
+    finish = unsaid if last.metadata.finish is None else Finish(last.metadata.finish)
+    is_rewarded = any(turn.metadata.reward is not None for turn in turns)
+    return trajectory.response(finish), sum(rewards) if is_rewarded else None
 
 
-def _finish(last: Mapping[str, Any]) -> Finish:
-    """How a trace ended; one that does not say has ended by itself, or by the length of its last answer."""
-    if said := _metadata(last).get("finish"):
-        return Finish(said)
-    return Finish.LENGTH if _choice(last).get("finish_reason") == "length" else Finish.TERMINATED
-
-
-def _call(turn: Mapping[str, Any], number: int) -> ModelCall:
+def _call(turn: _Turn, number: int) -> ModelCall:
     request = CallRequest(
         id=number,
         lane=0,
-        token_ids=tuple(turn["prompt_token_ids"]),
+        token_ids=tuple(turn.prompt_token_ids),
         stream=0,
         first_position=0,
-        max_new_tokens=len(turn["completion_token_ids"]),
+        max_new_tokens=len(turn.completion_token_ids),
     )
     return ModelCall(
         request=request,
-        token_ids=tuple(turn["completion_token_ids"]),
-        logprobs=tuple(turn["per_token_logps"]),
+        token_ids=tuple(turn.completion_token_ids),
+        logprobs=tuple(turn.per_token_logps),
         finish=Finish.EOS,
         versions=((FOREIGN, 0),),
     )
 
 
-def _traces(path: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _traces(path: str | Path) -> Iterator[tuple[int, list[_Turn]]]:
     """The number of each line that is not blank, and the turns of its trace, checked."""
     with Path(path).open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -152,80 +204,15 @@ def _traces(path: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
                 yield number, _checked(line, f"{path}:{number}")
 
 
-def _checked(line: str, origin: str) -> list[dict[str, Any]]:
+def _checked(line: str, origin: str) -> list[_Turn]:
     try:
-        trace = json.loads(line)
+        turns = _Trace.model_validate(json.loads(line)).turns
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "a trace"
+        raise DataError(f"{origin}: {place}: {first['msg']}, got {reprlib.repr(first['input']):.80}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin}: a line must be a whole trace as JSON: {error!s:.80}") from None
-    turns = trace.get("turns") if isinstance(trace, dict) else None
-    if not isinstance(turns, list) or trace.get("schema_version", VERSION) != VERSION:
-        raise DataError(f"{origin}: a trace has schema_version {VERSION} and a list of turns, got {line[:80]!r}")
-    for turn in turns:
-        if problem := _problem(turn):
-            named = turn.get("node_id") if isinstance(turn, dict) else None
-            raise DataError(f"{origin}: turn {named!r}: {problem}")
-    if len({turn["node_id"] for turn in turns}) != len(turns):
+    if len({turn.node_id for turn in turns}) != len(turns):
         raise DataError(f"{origin}: two turns have one node_id")
     return turns
-
-
-def _problem(turn: Any) -> str | None:
-    """What is wrong with a turn; None if nothing is."""
-    if not isinstance(turn, dict) or not isinstance(turn.get("node_id"), str):
-        return "it must be an object with a node_id"
-    lists = [turn.get(name) for name in ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")]
-    if not all(isinstance(each, list) for each in lists):
-        return "prompt_token_ids, completion_token_ids, per_token_logps and loss_mask must be lists"
-    asked, written, logprobs, mask = lists
-    checks = {
-        "token ids must be whole numbers from 0 on, and a prompt has at least one": (
-            bool(asked) and all(map(_is_id, (*asked, *written)))
-        ),
-        "per_token_logps must have one number of at most 0 for each token written": (
-            len(logprobs) == len(written) and all(_is_number(each) and each <= 0 for each in logprobs)
-        ),
-        "loss_mask must have 0 for each token read, and 0 or 1 for each written": (
-            len(mask) == len(asked) + len(written)
-            and all(type(each) is int and each in (0, 1) for each in mask)
-            and not any(mask[: len(asked)])
-        ),
-        "request, response and metadata must be objects": all(
-            isinstance(turn.get(name, {}), dict) for name in ("request", "response", "metadata")
-        ),
-        "metadata.reward must be a finite number, or null": (
-            (reward := _metadata(turn).get("reward")) is None or _is_number(reward)
-        ),
-        f"metadata.finish must be one of {', '.join(ENDS)}": _metadata(turn).get("finish") in (None, *ENDS),
-        "metadata.after_token_ids must be a list of token ids": (
-            isinstance(after := _metadata(turn).get("after_token_ids", []), list) and all(map(_is_id, after))
-        ),
-    }
-    return next((problem for problem, holds in checks.items() if not holds), None)
-
-
-def _is_id(token: Any) -> bool:
-    return type(token) is int and 0 <= token < 2**31
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold: JSON has larger ones."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def _metadata(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metadata of a turn; empty if there is none."""
-    found = turn.get("metadata", {})
-    return found if isinstance(found, dict) else {}
-
-
-def _choice(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first choice of a captured answer; empty if there is none."""
-    choices = turn.get("response", {}).get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else {}
-    return first if isinstance(first, dict) else {}
-
-
-def _message(turn: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The message of a captured answer, in OpenAI's form; None if there is none."""
-    message = _choice(turn).get("message")
-    return message if isinstance(message, dict) else None

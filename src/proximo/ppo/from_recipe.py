@@ -15,7 +15,7 @@ from proximo.data.rendering import check_rendering
 from proximo.data.rows import row_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.distributed.world import current
-from proximo.environments.engine import EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.environments.reward import EnvironmentReward
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_same_output
@@ -175,9 +175,7 @@ def _check_served(served: ServedReferenceWorker | None, recipe: PPORecipe, data:
         current().on_rank_0(lambda: list(map(check, served.servers)), what="the length that the reference takes")
 
 
-def _start_environments(
-    recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, started: ExitStack
-) -> EnvironmentSource | None:
+def _start_environments(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, started: ExitStack) -> Arena | None:
     if recipe.environment is None:
         return None
     everywhere = recipe.engine.kind == "local"

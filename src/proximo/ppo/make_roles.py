@@ -13,7 +13,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import served_reference_problem
 from proximo.data.examples import TextExample
 from proximo.distributed.world import checksum, current
-from proximo.environments.engine import EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.errors import ConfigError
 from proximo.learner.expert_balance import ExpertBalance
 from proximo.learner.optimizers import OwnOptimizer
@@ -54,7 +54,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     seed: int,
     reward: RewardSource | None = None,
     engine: Engine | None = None,
-    environments: EnvironmentSource | None = None,
+    environments: Arena | None = None,
     texts: Sequence[TextExample | str] | None = None,
     optimizers: Mapping[str, OwnOptimizer] | None = None,
     devices: DevicesConfig | None = None,

@@ -18,7 +18,7 @@ from proximo.checkpoint.ranks import RankWriter, Writer
 from proximo.checkpoint.reading import Checkpoint
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
-from proximo.environments.engine import EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.message_text import count_of
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -58,7 +58,7 @@ class PPOTask:
         gold: RewardSource | None,
         samples_per_step: int,
         servers: EngineServers | None = None,
-        environments: EnvironmentSource | None = None,
+        environments: Arena | None = None,
         difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),

@@ -20,7 +20,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
-from proximo.environments.engine import EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.environments.environment import Environment
 from proximo.environments.prompts import given_prompts
 from proximo.environments.reward import with_environment
@@ -118,7 +118,7 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         seed: int = 0,
         engine: Engine | None = None,
-        environment: "Callable[[], Environment] | PythonEnvironment | PythonAgent | EnvironmentSource | None" = None,
+        environment: "Callable[[], Environment] | PythonEnvironment | PythonAgent | Arena | None" = None,
         own_calls: Sequence[OwnCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,

@@ -9,7 +9,7 @@ import torch
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import distillation_problem, environment_problem
 from proximo.distributed.world import current
-from proximo.environments.engine import Arena, EnvironmentSource
+from proximo.environments.engine import Arena
 from proximo.environments.reward import EnvironmentReward
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.message_text import count_of
@@ -219,9 +219,9 @@ def check_learning(source: RewardSource | None, config: PPOConfig, *, has_teache
         raise ConfigError(problem)
 
 
-def earns(source: RewardSource | None, environments: EnvironmentSource | None) -> bool:
+def earns(source: RewardSource | None, environments: Arena | None) -> bool:
     """Whether responses get scores: not from a class of tools without `get_reward` alone."""
-    if source is None or not isinstance(environments, Arena) or environments.gives_reward:
+    if source is None or environments is None or environments.gives_reward:
         return source is not None
     return any(not isinstance(each, EnvironmentReward) for _, each in as_pairs(source))
 

@@ -158,7 +158,7 @@ def columns_checked(
     columns = dict.fromkeys(before)
     for prompt in prompts:
         own = [*prompt.metadata, *([] if prompt.answer is None else ["answer"])]
-        if problem := wanted.problem(own, made_in_python=prompt.id not in origins):
+        if problem := wanted.problem(own):
             origin = origins.get(prompt.id, f"prompt {prompt.id!r}")
             raise DataError(f"{origin}: reward function {name!r} {problem}")
         columns |= dict.fromkeys([*own, *OF_A_RESPONSE])

@@ -92,11 +92,8 @@ class WantedColumns:
     replaced: tuple[str, ...]
     """Entries of `OF_A_RESPONSE` that the function gets. They would hide columns of the same names."""
 
-    def problem(self, columns: Collection[str], *, made_in_python: bool = False) -> str | None:
-        """Why the function cannot be called with a row of these columns, in a sentence about the function.
-
-        `made_in_python`: there is no row, but a prompt whose metadata are the columns.
-        """
+    def problem(self, columns: Collection[str]) -> str | None:
+        """Why the function cannot be called with a row of these columns, in a sentence about the function."""
         if hidden := next((name for name in self.replaced if name in columns), None):
             return (
                 f"gets the {hidden!r} of the response, not the row's column of that name; rename the column with "
@@ -106,15 +103,12 @@ class WantedColumns:
         if absent := next((name for name in self.required if name not in columns), None):
             known = (*OF_A_BATCH, *columns)
             close = get_close_matches(absent, known, n=1)
-            place, advice = "row", "give every row the column"
-            if made_in_python:
-                place = "prompt"
-                advice = f"make it Prompt(..., metadata={{{absent!r}: ...}}), use Training, which reads rows"
             return (
-                f"has a parameter {absent!r}, and the {place} has no such column"
+                f"has a parameter {absent!r}, and the row has no such column"
                 f"{f' (did you mean {close[0]!r}?)' if close else ''}; it has {', '.join(sorted(columns)) or 'none'}, "
-                f"and a parameter may also name {', '.join(OF_A_BATCH)}. Name one of these, {advice}, "
-                f"or give the parameter a default, which gives None for a row without the column ({PAGE})"
+                f"and a parameter may also name {', '.join(OF_A_BATCH)}. Name one of these, give every row the column "
+                "(a Prompt of your own has them in metadata), or give the parameter a default, which gives None for a "
+                f"row without the column ({PAGE})"
             )
         if doubtful := next((name for name in self.ambiguous if name in columns), None):
             return (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from proximo.distributed.world import all_in_background
 from proximo.errors import ConfigError, DataError, TrainingError
@@ -41,8 +41,8 @@ CHECK_SECONDS = 60.0
 """Time for a service to answer at the start of a run, when it has nothing to score."""
 REFUSES_THIS_CHECK = (401, 403, 413)
 """Statuses with which a service refuses one check. Any other refusal means that it checks no rows at all."""
-Result = TypeVar("Result")
 Reply = TypeVar("Reply")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +75,12 @@ class RemoteReward:
         token: str | None = None,
         token_env: str | None = None,
     ) -> None:
+        """`token_env`: the environment variable that held the token, for messages."""
         self.name = name
         self.limits = limits or RemoteLimits()
+        self._token_env = token_env
         kept = self.limits.max_concurrent_requests
-        self._requests = Requests(url, token=token, token_env=token_env, kept_connections=kept)
+        self._client = HttpClient(url, token=token, kept_connections=kept, advice=self._advice)
         self._statistics = GradeCounts()
 
     def check(self) -> None:
@@ -88,13 +90,13 @@ class RemoteReward:
         """
         call = _Call(time.monotonic() + min(CHECK_SECONDS, self.limits.step_seconds))
         try:
-            with logging_start(f"reward source {self.name}", f"a reply of {self._requests.url}"):
-                self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
+            with logging_start(f"reward source {self.name}", f"a reply of {self._client.url}"):
+                self._answer(_score_request(0, ()), call)
         except RequestRefusedError as error:
             raise ConfigError(f"reward source {self.name!r}: {error}") from None
         except UnansweredError as error:
             raise ConfigError(
-                f"reward source {self.name!r}: no reward service answers at {self._requests.url} ({error}); start one "
+                f"reward source {self.name!r}: no reward service answers at {self._client.url} ({error}); start one "
                 "with `proximo serve-reward`, or correct url"
             ) from None
 
@@ -105,12 +107,12 @@ class RemoteReward:
         answer within `request_seconds`, all prompts pass. Raises ConfigError if it requires another token or smaller
         requests.
         """
-        size = self.limits.responses_per_request
-        with logging_start(f"reward source {self.name}", f"{self._requests.url}, which checks the rows"):
-            for start in range(0, len(prompts), size):
-                body = check_body(prompts[start : start + size], origins)
+        with logging_start(f"reward source {self.name}", f"{self._client.url}, which checks the rows"):
+            for number, part in enumerate(self._parts(prompts)):
+                body = check_body(part, origins)
+                request = _Request(number=number, path=CHECK_PATH, body=body, read=read_checked)
                 try:
-                    problem = self._checked(_Batch(index=start // size, responses=(), body=body))
+                    problem = self._answer(request, _Call(time.monotonic() + self.limits.request_seconds))
                 except RequestRefusedError as error:
                     if error.status in REFUSES_THIS_CHECK:
                         raise ConfigError(f"reward source {self.name!r}: {error}") from None
@@ -126,12 +128,11 @@ class RemoteReward:
 
         Raises TrainingError if the service refuses a request, DataError for a prompt that cannot be sent.
         """
-        size = self.limits.responses_per_request
-        parts = [responses[start : start + size] for start in range(0, len(responses), size)]
-        batches = [_Batch(index=i, responses=part, body=request_body(part)) for i, part in enumerate(parts)]
+        parts = self._parts(responses)
+        requests = [_score_request(number, part) for number, part in enumerate(parts)]
         call = _Call(time.monotonic() + self.limits.step_seconds)
         answers = all_in_background(
-            [partial(self._result, batch, call) for batch in batches],
+            [partial(self._scored, request, part, call) for request, part in zip(requests, parts, strict=True)],
             at_once=self.limits.max_concurrent_requests,
             name=f"reward-{self.name}",
         )
@@ -142,15 +143,13 @@ class RemoteReward:
             for answer in answers:
                 answer.cancel()
         late = f"no result within step_seconds = {self.limits.step_seconds:g}"
-        results = [
-            answer.result()
-            if answer in done
-            else _BatchResult(scored=_faults(part, late), seconds=self.limits.step_seconds, timed_out=True)
-            for part, answer in zip(parts, answers, strict=True)
-        ]
-        for batch, result in zip(batches, results, strict=True):
-            self._count(batch, result)
-        return [item for result in results for item in result.scored]
+        scored: list[Scored] = []
+        for request, part, answer in zip(requests, parts, answers, strict=True):
+            no_scores = _Scores(scored=_faults(part, late), seconds=self.limits.step_seconds, timed_out=True)
+            scores = answer.result() if answer in done else no_scores
+            self._count(scores, num_retries=max(0, request.attempts - 1))
+            scored += scores.scored
+        return scored
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since the last call."""
@@ -159,20 +158,24 @@ class RemoteReward:
 
     def close(self) -> None:
         """Closes the connections to the service."""
-        self._requests.close()
+        self._client.close()
 
-    def _result(self, batch: "_Batch", call: "_Call") -> "_BatchResult":
-        """The scores of a batch, or why it has none. Raises RequestRefusedError."""
+    def _parts(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        size = self.limits.responses_per_request
+        return [items[start : start + size] for start in range(0, len(items), size)]
+
+    def _scored(self, request: "_Request[list[Scored]]", responses: Sequence[Response], call: "_Call") -> "_Scores":
+        """The scores of some responses, or why they have none. Raises RequestRefusedError."""
         start = time.monotonic()
         try:
-            scored, timed_out = self._answer(batch, call), False
+            scored, timed_out = self._answer(request, call), False
         except UnansweredError as error:
-            scored, timed_out = _faults(batch.responses, str(error)), error.timed_out
-        return _BatchResult(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
+            scored, timed_out = _faults(responses, str(error)), error.timed_out
+        return _Scores(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
 
-    def _collect(self, answers: Sequence["Future[_BatchResult]"], call: "_Call") -> set["Future[_BatchResult]"]:
+    def _collect(self, answers: Sequence["Future[_Scores]"], call: "_Call") -> set["Future[_Scores]"]:
         """The answers that are there before the deadline of the call. Raises the first error."""
-        done: set[Future[_BatchResult]] = set()
+        done: set[Future[_Scores]] = set()
         start = time.monotonic()
         while len(done) < len(answers) and (left := call.deadline - time.monotonic()) > 0:
             fresh = wait(set(answers) - done, min(left, LOG_EVERY_SECONDS), FIRST_COMPLETED).done
@@ -185,60 +188,81 @@ class RemoteReward:
             done |= fresh
         return done
 
-    def _answer(self, batch: "_Batch", call: "_Call") -> list[Scored]:
-        return self._attempts(
-            batch, call, lambda seconds: self._requests.ask(batch.body, batch.responses, seconds=seconds)
-        )
-
-    def _checked(self, batch: "_Batch") -> str | None:
-        call = _Call(time.monotonic() + self.limits.request_seconds)
-        return self._attempts(batch, call, lambda seconds: self._requests.check(batch.body, seconds=seconds))
-
-    def _attempts(self, batch: "_Batch", call: "_Call", ask: Callable[[float], Result]) -> Result:
+    def _answer(self, request: "_Request[Reply]", call: "_Call") -> Reply:
         """Sends a request until it is answered. Raises UnansweredError with the last reason, and
         RequestRefusedError."""
         limits = self.limits
         pause = limits.initial_backoff_seconds
-        for attempt in range(1, limits.attempts + 1):
-            batch.attempts = attempt
-            seconds = min(limits.request_seconds, call.deadline - time.monotonic())
+        while True:
+            request.attempts += 1
             try:
-                return ask(seconds)
+                return self._post(request, min(limits.request_seconds, call.deadline - time.monotonic()))
             except UnansweredError as error:
-                wait = max(pause * _jitter(batch.index, attempt), error.not_before_seconds)
-                if attempt == limits.attempts or time.monotonic() + wait >= call.deadline:
-                    reason = f"{error}, at attempt {attempt}"
+                wait = max(pause * _jitter(request.number, request.attempts), error.not_before_seconds)
+                if request.attempts == limits.attempts or time.monotonic() + wait >= call.deadline:
+                    reason = f"{error}, at attempt {request.attempts}"
                     raise UnansweredError(reason, timed_out=error.timed_out) from None
             if call.over.wait(wait):
                 raise UnansweredError("the call was over")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        raise AssertionError("the last attempt returns or raises")
 
-    def _count(self, batch: "_Batch", answer: "_BatchResult") -> None:
-        """Counts a batch. The time of each response is that of its request, all attempts together."""
-        counts, size = self._statistics, len(answer.scored)
-        states = [item.state for item in answer.scored]
+    def _post(self, request: "_Request[Reply]", seconds: float) -> Reply:
+        headers = {SECONDS_HEADER: f"{max(seconds, 0.001):.3f}"}
+        reply = self._client.send("POST", request.path, request.body, seconds=seconds, headers=headers)
+        try:
+            return request.read(reply)
+        except ProtocolVersionError as error:
+            raise RequestRefusedError(
+                f"the service at {self._client.url} has another protocol version: {error}; use the same version on "
+                "both sides"
+            ) from None
+        except ProtocolError as error:
+            raise UnansweredError(f"the service sent an invalid reply: {error}") from None
+
+    def _advice(self, status: int) -> str:
+        if status in (401, 403):
+            if self._token_env is None:
+                return "it requires a token: set token_env to the environment variable that holds it"
+            return f"the token in the environment variable {self._token_env} is not the one of the service"
+        if 300 <= status < 400:
+            return "redirects are not followed: set url to the final address"
+        if status == 413:
+            return "lower responses_per_request, or raise the service's limit"
+        return "is url the address of a reward service (`proximo serve-reward`) of this version?"
+
+    def _count(self, scores: "_Scores", *, num_retries: int) -> None:
+        """Counts a request. The time of each response is that of its request, all attempts together."""
+        counts, size = self._statistics, len(scores.scored)
+        states = [item.state for item in scores.scored]
         counts.num_responses += size
         counts.num_failures += states.count(ScoreState.INFRASTRUCTURE_FAULT)
         counts.num_model_faults += states.count(ScoreState.MODEL_FAULT)
-        counts.num_timeouts += size if answer.timed_out else 0
-        counts.num_retries += max(0, batch.attempts - 1)
-        counts.seconds += [answer.seconds] * size
+        counts.num_timeouts += size if scores.timed_out else 0
+        counts.num_retries += num_retries
+        counts.seconds += [scores.seconds] * size
 
 
 @dataclass(kw_only=True, slots=True)
-class _Batch:
-    """The responses of one request."""
+class _Request(Generic[Reply]):
+    """One request."""
 
-    index: int
-    responses: Sequence[Response]
+    number: int
+    """Among those of the same call."""
+    path: str
     body: bytes
+    read: Callable[[bytes], Reply]
+    """Raises ProtocolError for an invalid reply."""
     attempts: int = 0
 
 
+def _score_request(number: int, responses: Sequence[Response]) -> _Request[list[Scored]]:
+    read = partial(read_reply, responses=responses)
+    return _Request(number=number, path=SCORE_PATH, body=request_body(responses), read=read)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _BatchResult:
-    """The scores of a batch."""
+class _Scores:
+    """The scores of the responses of one request."""
 
     scored: list[Scored]
     seconds: float
@@ -248,7 +272,7 @@ class _BatchResult:
 
 
 class _Call:
-    """State that the threads of one call of `score` share."""
+    """What the requests of one call share."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -260,60 +284,9 @@ def _faults(responses: Sequence[Response], reason: str) -> list[Scored]:
     return [Scored(response=response, score=math.nan, state=fault, reason=reason) for response in responses]
 
 
-def _jitter(batch: int, attempt: int) -> float:
-    """A factor from 0.5 to 1 that keeps batches which failed together from retrying together.
+def _jitter(number: int, attempt: int) -> float:
+    """A factor from 0.5 to 1 that keeps requests which failed together from being sent again together.
 
-    Depends on batch and attempt alone, so that runs are reproducible.
+    Depends on number and attempt alone, so that runs are reproducible.
     """
-    return 0.5 + zlib.crc32(f"{batch}:{attempt}".encode()) / 2**33
-
-
-class Requests:
-    """Sends requests to one service. Thread-safe; `close` ends its background thread."""
-
-    def __init__(self, url: str, *, token: str | None, token_env: str | None, kept_connections: int) -> None:
-        """`token_env` is the environment variable that held the token, for messages."""
-        self.token_env = token_env
-        self._client = HttpClient(url, token=token, kept_connections=kept_connections, advice=self._advice)
-        self.url = self._client.url
-
-    def ask(self, body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
-        """The results for `responses`, which are in `body`, within `seconds`.
-
-        Raises UnansweredError and RequestRefusedError.
-        """
-        return self._post(SCORE_PATH, body, lambda reply: read_reply(reply, responses), seconds=seconds)
-
-    def check(self, body: bytes, *, seconds: float) -> str | None:
-        """The problem with a row of `body`, or None. A service that checks no rows refuses with 404.
-
-        Raises UnansweredError and RequestRefusedError.
-        """
-        return self._post(CHECK_PATH, body, read_checked, seconds=seconds)
-
-    def close(self) -> None:
-        """Close the connections that are kept open between requests."""
-        self._client.close()
-
-    def _post(self, path: str, body: bytes, read: Callable[[bytes], Reply], *, seconds: float) -> Reply:
-        headers: Mapping[str, str] = {SECONDS_HEADER: f"{max(seconds, 0.001):.3f}"}
-        reply = self._client.send("POST", path, body, seconds=seconds, headers=headers)
-        try:
-            return read(reply)
-        except ProtocolVersionError as error:
-            raise RequestRefusedError(
-                f"the service at {self.url} has another protocol version: {error}; use the same version on both sides"
-            ) from None
-        except ProtocolError as error:
-            raise UnansweredError(f"the service sent an invalid reply: {error}") from None
-
-    def _advice(self, status: int) -> str:
-        if status in (401, 403):
-            if self.token_env is None:
-                return "it requires a token: set token_env to the environment variable that holds it"
-            return f"the token in the environment variable {self.token_env} is not the one of the service"
-        if 300 <= status < 400:
-            return "redirects are not followed: set url to the final address"
-        if status == 413:
-            return "lower responses_per_request, or raise the service's limit"
-        return "is url the address of a reward service (`proximo serve-reward`) of this version?"
+    return 0.5 + zlib.crc32(f"{number}:{attempt}".encode()) / 2**33

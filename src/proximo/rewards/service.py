@@ -1,10 +1,9 @@
-"""The ASGI application that serves a reward source: authorisation, admission, scoring, metrics.
+"""The ASGI application that serves a reward source: authorisation, admission, scoring.
 
 | path | purpose |
 |---|---|
 | POST /v1/score | scores responses; messages as in protocol.py |
 | POST /v1/check | checks whether responses to some prompts can be scored |
-| GET /metrics | counts and latencies as JSON |
 | GET /health | whether the service is up; needs no token |
 
 The server process is commands/serve_reward.py.
@@ -12,13 +11,11 @@ The server process is commands/serve_reward.py.
 
 import asyncio
 import logging
-import math
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,7 +25,6 @@ from starlette.routing import Route
 
 from proximo.errors import DataError, ProximoError
 from proximo.http_service import authorise, read_body
-from proximo.records import Scored
 from proximo.rewards.protocol import (
     CHECK_PATH,
     SCHEMA,
@@ -43,7 +39,6 @@ from proximo.rewards.protocol import (
 from proximo.rewards.source import CheckingSource, RewardSource
 
 LOG = logging.getLogger("proximo.rewards")
-LATENCIES_KEPT = 1000
 PROBE_BYTES = 200
 """Upper bound of the size of a request without responses."""
 Result = TypeVar("Result")
@@ -67,7 +62,6 @@ class RewardService:
         self.source = source
         self.limits = limits or ServiceLimits()
         self.token = token
-        self.statistics = ServiceStatistics()
         self._threads = ThreadPoolExecutor(self.limits.concurrency, thread_name_prefix="score")
         self._turn = asyncio.Semaphore(self.limits.concurrency)
         self._admitted = 0
@@ -78,27 +72,21 @@ class RewardService:
             routes=[
                 Route(SCORE_PATH, self.score, methods=["POST"]),
                 Route(CHECK_PATH, self.check, methods=["POST"]),
-                Route("/metrics", self.metrics, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
             ],
             exception_handlers={HTTPException: self.refuse},
         )
 
     def refuse(self, _: Request, error: Exception) -> Response:
-        """Counts a refused request and replies with its status and the reason."""
+        """Logs a refused request and replies with its status and the reason."""
         assert isinstance(error, HTTPException)
-        self.statistics.count_refusal(error.status_code)
+        if error.status_code != 500:  # that is logged where it is raised
+            LOG.warning("refused a request: status %d, %s", error.status_code, error.detail)
         return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
 
     async def health(self, _: Request) -> Response:
         """Replies that the service is up, with the version of its format."""
         return JSONResponse({"status": "ok", "format": SCHEMA})
-
-    async def metrics(self, request: Request) -> Response:
-        """Replies with counts since the start and latencies of the last requests."""
-        authorise(request, self.token)
-        waiting = max(0, self._admitted - self.limits.concurrency)
-        return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
     async def score(self, request: Request) -> Response:
         """Scores the responses of the request."""
@@ -123,9 +111,7 @@ class RewardService:
         body = await read_body(request, max_bytes=self.limits.request_bytes)
         if len(body) <= PROBE_BYTES and not _read(read_request, body):
             return reply_body(())  # a probe of the service; it skips the queue
-        scored, reply = await self._run_in_turn(request, start, lambda: self._score(body))
-        self.statistics.count(scored, time.monotonic() - start)
-        return reply
+        return await self._run_in_turn(request, start, lambda: self._score(body))
 
     async def _checked(self, request: Request) -> bytes:
         start = time.monotonic()
@@ -140,12 +126,11 @@ class RewardService:
             # Shielded, because work cannot be interrupted: a client that retries would find the same worker busy.
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
-    def _score(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
+    def _score(self, body: bytes) -> bytes:
         """Scores a request, in a thread. An exception of the source is logged and becomes status 500."""
         responses = _read(read_request, body)
         try:
-            scored = self.source.score(responses)
-            return scored, reply_body(scored)
+            return reply_body(self.source.score(responses))
         except Exception as error:  # user code may raise anything; only this request fails
             raise _failed(error) from error
 
@@ -160,41 +145,6 @@ class RewardService:
         except Exception as error:
             raise _failed(error) from error
         return checked_body(None)
-
-
-class ServiceStatistics:
-    """Counts of requests. Used in the thread of the event loop only."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.refused: Counter[str] = Counter()
-        self.results: Counter[str] = Counter()
-        self.latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
-
-    def count(self, scored: Sequence[Scored], seconds: float) -> None:
-        """Counts a request that was answered after `seconds`."""
-        self.requests += 1
-        self.results.update(item.state.value for item in scored)
-        self.latencies.append(seconds)
-
-    def count_refusal(self, status: int) -> None:
-        """Counts a request that was rejected."""
-        self.refused[str(status)] += 1
-
-    def as_json(self) -> dict[str, Any]:
-        """The counts. `latency_seconds` covers the last LATENCIES_KEPT requests and is null before the first."""
-        latencies = sorted(self.latencies)
-        return {
-            "requests": self.requests,
-            "refused": dict(self.refused),
-            "results": dict(self.results),
-            "latency_seconds": {f"p{share}": nearest_rank(latencies, share) for share in (50, 95, 99)},
-        }
-
-
-def nearest_rank(ordered: Sequence[float], percent: int) -> float | None:
-    """The nearest-rank percentile: the smallest value that `percent` of the values do not exceed. None if empty."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else None
 
 
 def _read(read: Callable[[bytes], Result], body: bytes) -> Result:

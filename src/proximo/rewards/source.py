@@ -186,27 +186,18 @@ def scored_once(run: Callable[[], list[Scored]], responses: Sequence[Response], 
     if current().size == 1:
         return run()
     kept: list[Scored] = []
+    nothing: Any = None
 
-    def effect() -> list[Any]:
+    def effect() -> list[Scored]:
+        """Without the responses, which all ranks have, but those that the source changed."""
         kept[:] = run()
-        return without_responses(kept, responses)
+        return [
+            replace(each, response=nothing) if each.response is response else each
+            for each, response in zip(kept, responses, strict=True)
+        ]
 
     sent = current().on_rank_0(effect, what=f"scores of {name}")
-    return kept if current().leads else with_responses(sent, responses)
-
-
-def without_responses(scored: Sequence[Scored], responses: Sequence[Response]) -> list[Any]:
-    """Scores to send to ranks that have the responses: a response that the source changed is sent with its score."""
-    nothing: Any = None
-    return [
-        replace(each, response=nothing) if each.response is response else each
-        for each, response in zip(scored, responses, strict=True)
-    ]
-
-
-def with_responses(sent: Sequence[Any], responses: Sequence[Response]) -> list[Scored]:
-    """The scores that `without_responses` was given."""
-    return [
+    return kept or [
         replace(each, response=response) if each.response is None else each
         for each, response in zip(sent, responses, strict=True)
     ]

@@ -25,9 +25,8 @@ from proximo.rewards.source import (
     is_list,
     is_shared,
     score_on_ranks,
+    scored_once,
     weighted_sum,
-    with_responses,
-    without_responses,
 )
 
 Part = RewardSource | RewardFunction
@@ -177,24 +176,13 @@ def score_concurrently(sources: Sequence[RewardSource], responses: Sequence[Resp
     """
     if len(sources) == 1:
         return [score_on_ranks(sources[0], responses)]
-    world = current()
-    threaded = {i: source for i, source in enumerate(sources) if _is_concurrent(source)}
-    works = [partial(_score_alone, source, responses) for source in threaded.values() if world.leads]
+    threaded = [source for source in sources if _is_concurrent(source)]
+    works = [partial(_score_alone, source, responses) for source in threaded if current().leads]
     answers = all_in_background(works, at_once=MAX_CONCURRENT, name="reward-sources")
-    scores = {i: score_on_ranks(source, responses) for i, source in enumerate(sources) if i not in threaded}
-    if world.size == 1:
-        scores |= zip(threaded, _all_of(answers), strict=True)
-    elif threaded:
-        kept: dict[int, list[Scored]] = {}
-
-        def collect() -> dict[int, list[Any]]:
-            kept.update(zip(threaded, _all_of(answers), strict=True))
-            return {i: without_responses(scored, responses) for i, scored in kept.items()}
-
-        names = ", ".join(source.name for source in threaded.values())
-        sent = world.on_rank_0(collect, what=f"scores of {names}")
-        scores |= kept or {i: with_responses(each, responses) for i, each in sent.items()}
-    return [scores[index] for index in range(len(sources))]
+    scores = {id(source): score_on_ranks(source, responses) for source in sources if not _is_concurrent(source)}
+    for number, source in enumerate(threaded):
+        scores[id(source)] = scored_once(lambda n=number: _all_of(answers)[n], responses, name=source.name)
+    return [scores[id(source)] for source in sources]
 
 
 def _is_concurrent(source: RewardSource) -> bool:

@@ -11,7 +11,7 @@ response that overtakes another makes that one too old.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -101,10 +101,7 @@ class AsyncRollouts:
             if later not in self._batches:
                 self._begin(later, prompts_of(later), on_finished)
         begin, batch = time.perf_counter(), self._batches[step]
-        with self._changed:
-            self._changed.wait_for(lambda: batch.responses is not None or self._failure is not None)
-            if self._failure is not None:
-                raise self._failure
+        self._wait_for([batch])
         assert batch.responses is not None, "the wait ends with responses or a failure"
         del self._batches[step]
         earlier, self._taken_at = self._taken_at, time.perf_counter()
@@ -119,12 +116,7 @@ class AsyncRollouts:
     def settle(self) -> None:
         """Wait until all begun steps are complete. Raises the error of the engine."""
         begin = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure is not None or all(each.responses is not None for each in self._batches.values())
-            )
-            if self._failure is not None:
-                raise self._failure
+        self._wait_for(self._batches.values())
         self._settling_seconds += time.perf_counter() - begin
 
     def complete(self) -> dict[int, Sequence[Response]]:
@@ -145,6 +137,15 @@ class AsyncRollouts:
             self.engine.stop()  # again and again: a thread may only be about to call `generate`
             alive[0].join(STOP_EVERY_SECONDS)
 
+    def _wait_for(self, batches: Collection[_Batch]) -> None:
+        """Wait until these are complete. Raises the error of the engine for any batch."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or all(each.responses is not None for each in batches)
+            )
+            if self._failure is not None:
+                raise self._failure
+
     @property
     def _failure(self) -> BaseException | None:
         return next((batch.failure for batch in self._batches.values() if batch.failure is not None), None)
@@ -154,7 +155,7 @@ class AsyncRollouts:
 
         def sample() -> None:
             try:
-                with self._idle.busy():
+                with self._idle:
                     batch.responses = self.engine.generate(
                         prompts,
                         num_samples=self._plan.num_samples,
@@ -172,17 +173,13 @@ class AsyncRollouts:
 
 
 class _IdleClock:
-    """Adds up the time in which no thread is busy."""
+    """Adds up the time in which no thread is inside of it, as a context."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_busy = 0
         self._idle_seconds = 0.0
         self._counted_until = time.perf_counter()
-
-    def busy(self) -> "_IdleClock":
-        """A context in which a thread is busy."""
-        return self
 
     def __enter__(self) -> None:
         with self._lock:

@@ -19,10 +19,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, send
 from proximo.records import Finish, Prompt, Response, SamplingMask
 from proximo.rollout.decoding_graphs import DecodingGraphs
-from proximo.rollout.engine import versions_of_tokens
 from proximo.rollout.sampling import Drawn, sample
 from proximo.rollout.scheduler import Admission, Scheduler
-from proximo.rollout.stopping import StopRules
+from proximo.rollout.stopping import StopRules, response_of
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import PromptCache, RowCache
@@ -228,18 +227,16 @@ class GrowingResponse(Growing):
 
     def record(self, stop: StopRules) -> Response:
         assert self.finish is not None
-        token_versions = versions_of_tokens(self.versions, len(self.token_ids))
-        return Response(
-            prompt=self.prompt,
-            sample_index=self.sample_index,
-            token_ids=tuple(self.token_ids),
-            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            response_mask=torch.ones(len(self.token_ids), dtype=torch.bool),
+        return response_of(
+            self.prompt,
+            self.sample_index,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
             finish=self.finish,
-            policy_version=token_versions[0],
-            text=stop.text(self.token_ids, self.finish, prompt_end=self.prompt_end),
-            token_versions=token_versions if len(set(token_versions)) > 1 else None,
+            versions=self.versions,
             sampling_mask=self.sampling_mask,
+            stop=stop,
+            prompt_end=self.prompt_end,
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.distributed.world import local
-from proximo.errors import TrainingError
+from proximo.errors import ModelError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -174,6 +174,14 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Name -> shape, without a tensor that would be gathered from the ranks."""
     known: dict[str, tuple[int, ...]] | None = getattr(tensors, "shapes", None)
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()} if known is None else known
+
+
+def check_places(wanted: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelError for a tensor of which an engine's own model has none of that name and shape."""
+    for name, shape in wanted.items():
+        if own.get(name) != shape:
+            there = f"shape {own[name]}" if name in own else "no tensor of that name"
+            raise ModelError(f"{name} has shape {shape}, and in the engine's model {there}")
 
 
 def push_weights(

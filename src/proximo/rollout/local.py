@@ -23,7 +23,7 @@ from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt, Response
 from proximo.rollout.decoding import DecodingCall, GrowingResponse
-from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.engine import Holding, check_places, fingerprint, shapes_of
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.scheduler import Scheduler
 from proximo.rollout.session import check_options
@@ -106,10 +106,7 @@ class LocalEngine:
         the policy of another trainer.
         """
         own = self._parameters()
-        for name, tensor in tensors.items():
-            if name not in own or own[name].shape != tensor.shape:
-                there = f"shape {tuple(own[name].shape)}" if name in own else "no tensor of that name"
-                raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
+        check_places(shapes_of(tensors), shapes_of(own))
         if not self._has_own_copy and any(own[name] is not tensor for name, tensor in tensors.items()):
             model = copy.deepcopy(self._model.model).requires_grad_(False)
             self._model, self._has_own_copy = LanguageModel(model, precision=self._model.precision), True

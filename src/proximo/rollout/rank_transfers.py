@@ -59,11 +59,10 @@ def to_bytes(responses: Iterable[tuple[int, Response]]) -> bytes:
 
 def as_sent(own: Sequence[Response], sent: Sequence[Response]) -> list[Response]:
     """The sender's responses as the receivers get them: the same records, or copies of those that `to_bytes` rounds."""
-    return [response if _is_sent_exactly(response) else copy for response, copy in zip(own, sent, strict=True)]
-
-
-def _is_sent_exactly(response: Response) -> bool:
-    return response.logprobs.dtype == torch.float32 and response.logprobs.device.type == "cpu"
+    return [
+        mine if mine.logprobs.dtype == torch.float32 and mine.logprobs.device.type == "cpu" else copy
+        for mine, copy in zip(own, sent, strict=True)
+    ]
 
 
 def from_bytes(message: bytes, prompts: Sequence[Prompt]) -> list[tuple[int, Response]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torch import Tensor
 
@@ -123,24 +124,13 @@ class RanksEngine(EngineOfRanks):
         for number, share in enumerate(shares):
             if share.error is not None:
                 raise _raised_elsewhere(number, share)
-        known = own if begun is None else [*own, *begun.records]
-        return _in_order(shares, prompts, num_samples, known)
-
-
-def _in_order(
-    shares: Sequence[_Share], prompts: Sequence[Prompt], num_samples: int, known: Sequence[Response]
-) -> list[Response]:
-    """The responses of all ranks by prompt and sample. The records of this rank stay the same objects."""
-    records: dict[_Identity, list[Response]] = {}
-    for response in known:
-        records.setdefault(_identity(response), []).append(response)
-    found: list[list[Response]] = [[] for _ in prompts]
-    for share in shares:
-        for index, response in from_bytes(share.responses, prompts):
-            same = records.get(_identity(response))
-            found[index].append(same.pop() if same else response)
-    assert all(len(responses) == num_samples for responses in found), "each prompt is sampled on one rank"
-    return [response for responses in found for response in responses]
+        found = [pair for share in shares for pair in from_bytes(share.responses, prompts)]
+        known: dict[_Identity, list[Response]] = {}
+        for response in own if begun is None else [*own, *begun.records]:
+            known.setdefault(_identity(response), []).append(response)
+        in_order = (response for _, response in sorted(found, key=itemgetter(0)))
+        # What this rank has, and a source may have begun to score, stays the same object.
+        return [same.pop() if (same := known.get(_identity(each))) else each for each in in_order]
 
 
 def _identity(response: Response) -> _Identity:

@@ -17,10 +17,9 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -70,49 +69,32 @@ class SamplingOptions:
     """Strings that end a response. Their tokens are kept; the text is cut before them."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        checks = {
-            f"max_new_tokens ({self.max_new_tokens}) must be at least 1": self.max_new_tokens >= 1,
-            f"min_new_tokens ({self.min_new_tokens}) must be between 0 and max_new_tokens ({self.max_new_tokens})": (
-                0 <= self.min_new_tokens <= self.max_new_tokens
+        numbers, most = {"a number": (int, float), "a whole number": (int,)}, self.max_new_tokens
+        checks: list[tuple[str, bool, str, str, Callable[[Any], bool]]] = [
+            ("max_new_tokens", False, "a whole number", "of at least 1", lambda value: value >= 1),
+            ("min_new_tokens", False, "a whole number", f"from 0 to max_new_tokens ({most})", lambda v: 0 <= v <= most),
+            (
+                *("random_limit_min", True, "a whole number"),
+                f"of at least 1 and min_new_tokens ({self.min_new_tokens}), at most max_new_tokens ({most})",
+                lambda value: max(1, self.min_new_tokens) <= value <= most,
             ),
-            f"random_limit_min ({self.random_limit_min}) must be at least 1 and min_new_tokens ({self.min_new_tokens}) "
-            f"and at most max_new_tokens ({self.max_new_tokens})": (
-                self.random_limit_min is None
-                or max(1, self.min_new_tokens) <= self.random_limit_min <= self.max_new_tokens
+            (
+                *("temperature", False, "a number", "above 0; for the most probable token set greedy (--greedy)"),
+                lambda value: 0 < value < float("inf"),
             ),
-            f"temperature ({self.temperature}) must be above 0; for the most probable token set greedy (--greedy)": (
-                0 < self.temperature < float("inf")
-            ),
-            f"top_k ({self.top_k}) must be at least 1; leave it out for no limit": (
-                self.top_k is None or self.top_k >= 1
-            ),
-            f"top_p ({self.top_p}) must be above 0 and at most 1; leave it out for no limit": (
-                self.top_p is None or 0 < self.top_p <= 1
-            ),
-            "stop_strings holds an empty string, which would end every response at once": "" not in self.stop_strings,
-        }
-        for message, holds in checks.items():
-            if not holds:
-                raise UserError(f"sampling options: {message}")
-
-    def _check_kinds(self) -> None:
-        numbers: dict[str, tuple[type, ...]] = {
-            "max_new_tokens": (int,),
-            "min_new_tokens": (int,),
-            "temperature": (int, float),
-            "random_limit_min": (int, NoneType),
-            "top_k": (int, NoneType),
-            "top_p": (int, float, NoneType),
-        }
-        for name, kinds in numbers.items():
+            ("top_k", True, "a whole number", "of at least 1, or left out", lambda value: value >= 1),
+            ("top_p", True, "a number", "above 0 and at most 1, or left out", lambda value: 0 < value <= 1),
+        ]
+        for name, may_be_none, kind, wanted, holds in checks:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                kind = "a number" if float in kinds else "a whole number"
-                raise UserError(f"sampling options: {name} must be {kind}, got {value!r:.60}")
+            if may_be_none and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers[kind]) or not holds(value):
+                raise UserError(f"sampling options: {name} must be {kind} {wanted}, got {value!r:.60}")
         for name in ("stop_token_ids", "stop_strings"):
-            if isinstance(value := getattr(self, name), str | bytes) or not isinstance(value, Sequence):
-                raise UserError(f"sampling options: {name} must be a tuple, got {value!r:.60}; write (value,) for one")
+            if isinstance(value := getattr(self, name), str | bytes) or not isinstance(value, Sequence) or "" in value:
+                wanted = "a tuple without an empty string; write (value,) for one"
+                raise UserError(f"sampling options: {name} must be {wanted}, got {value!r:.60}")
 
     @property
     def leaves_out_tokens(self) -> bool:

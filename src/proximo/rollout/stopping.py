@@ -11,19 +11,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from proximo.data.codec import UNFINISHED, common_length, decode, decode_behind
 from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
-from proximo.records import Finish
+from proximo.records import Finish, Prompt, Response, SamplingMask
+from proximo.rollout.engine import versions_of_tokens
 from proximo.rollout.sampling import SamplingOptions
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 _CONTEXT_TOKENS = 4
 """Additional tokens decoded in front, because decoding may strip the space of the first token."""
@@ -107,6 +107,34 @@ class StopRules:
         num_old = common_length(before, text)
         positions = [text.find(string, max(0, num_old - len(string) + 1)) for string in self.options.stop_strings]
         return min((position for position in positions if position >= 0), default=None)
+
+
+def response_of(
+    prompt: Prompt,
+    sample_index: int,
+    *,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    finish: Finish,
+    versions: Sequence[tuple[int, int]],
+    sampling_mask: SamplingMask | None,
+    stop: StopRules,
+    prompt_end: Sequence[int],
+) -> Response:
+    """The record of an answer that has ended. `versions`: of the policy, each with the index of its first token."""
+    of_tokens = versions_of_tokens(versions, len(token_ids))
+    return Response(
+        prompt=prompt,
+        sample_index=sample_index,
+        token_ids=tuple(token_ids),
+        logprobs=torch.tensor(logprobs, dtype=torch.float32),
+        response_mask=torch.ones(len(token_ids), dtype=torch.bool),
+        finish=finish,
+        policy_version=of_tokens[0],
+        text=stop.text(token_ids, finish, prompt_end=prompt_end),
+        token_versions=of_tokens if len(set(of_tokens)) > 1 else None,
+        sampling_mask=sampling_mask,
+    )
 
 
 def ending_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

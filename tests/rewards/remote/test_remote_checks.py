@@ -1,16 +1,15 @@
 """What a client asks a reward service before a run: whether it is there, and whether rows can be graded."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_services import OPENED, ScriptedService, good, grades, make_folder, real_service, reply, silent
+from reward_services import OPENED, ScriptedService, good, grades, real_service, reply, silent
 
 from proximo.errors import ConfigError, DataError
 from proximo.rewards import remote
-from proximo.rewards.protocol import SCHEMA, checked_body, read_check
+from proximo.rewards.protocol import checked_body, read_check
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import CheckingSource
 from records_made import prompt
@@ -44,8 +43,8 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
 
     with ScriptedService(good, check=check) as service:
         made = source(service.url, responses_per_request=2)
-        real_check = made._requests.check
-        made._requests.check = lambda body, seconds: asked.append(body) or real_check(body, seconds=seconds)  # ty: ignore
+        send = made._client.send
+        made._client.send = lambda *given, **more: asked.append(given[2]) or send(*given, **more)  # ty: ignore
         with pytest.raises(
             DataError, match=r"^x.jsonl, row 3: no tests \(reported by the service of reward source 'far'\)"
         ):
@@ -84,16 +83,9 @@ def test_a_failing_check_is_said_and_rows_that_are_too_large_are_refused(caplog:
 
 
 def test_the_real_service_names_the_row_that_its_verifier_could_say_nothing_about(tmp_path: Path) -> None:
-    make_folder(tmp_path)
-    sources = [
-        {"kind": "maths", "name": "sums", "workers": 1},
-        {"kind": "function", "function": "service_reward:score"},
-    ]
-    (tmp_path / "rewards.yaml").write_text(json.dumps({"reward": sources}))
+    (tmp_path / "rewards.yaml").write_text("reward: [{kind: maths, name: sums, workers: 1}]")
     with real_service(tmp_path) as service:
         made = source(service.url)
-        made.check()
         made.check_prompts([ROWS[0], ROWS[2]], ORIGINS)
         with pytest.raises(DataError, match=r"^x.jsonl, row 2: reward source 'sums': .*has none \(column `answer`\)"):
             made.check_prompts(ROWS, ORIGINS)
-    assert SCHEMA == "proximo.reward/1"

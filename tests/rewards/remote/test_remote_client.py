@@ -49,12 +49,10 @@ def source(url: str, *, token: str | None = None, **limits: Any) -> RemoteReward
 
 def impatient_when(reward: RemoteReward, is_so: Callable[[], bool]) -> None:
     """Requests have little time only when it is so. What is answered is thus never late."""
-    ask = reward._requests.ask
-
-    def ask_now(body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
-        return ask(body, responses, seconds=SHORT_SECONDS if is_so() else seconds)
-
-    reward._requests.ask = ask_now  # type: ignore[method-assign]
+    send = reward._client.send
+    reward._client.send = lambda *given, seconds, **more: send(  # ty: ignore
+        *given, seconds=SHORT_SECONDS if is_so() else seconds, **more
+    )
 
 
 def asked(count: int) -> list[Response]:
@@ -103,10 +101,11 @@ BAD_REPLIES = {
     "score of a fault": (grades([1.0], state="infrastructure_fault"), "infrastructure_fault with score 1.0"),
     "score of what does not apply": (grades([1.0], state="not_applicable"), "not_applicable with score 1.0"),
     "no such state": (grades([1.0], state="fine"), "state"),
-    "component of no name": (grades([1.0], components={"a b": 1}), "cannot name a metric"),
-    "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "not finite"),
+    "component of no name": (grades([1.0], components={"a b": 1}), "should match pattern"),
+    "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "finite number"),
     "too few token rewards": (grades([1.0], token_rewards=[1.0]), "each of 3 tokens"),
     "unknown key": (grades([1.0], grade=1), "grade"),
+    "a number as its format": (b'{"format": 5, "results": []}', "format: "),
 }
 
 
@@ -166,14 +165,14 @@ def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "CLOSING_SECONDS", 0.1)
     with ScriptedService(silent) as service:
-        made = remote.Requests(service.url, token=None, token_env=None, kept_connections=1)
+        made = http_client.HttpClient(service.url, kept_connections=1, advice=str)
         go_on = threading.Event()
-        made._client._loop.call_soon_threadsafe(go_on.wait)
+        made._loop.call_soon_threadsafe(go_on.wait)
         found: list[str] = []
 
         def ask() -> None:
             try:
-                made.ask(b"{}", [], seconds=0.2)
+                made.send("POST", "/", b"{}", seconds=0.2)
             except http_client.UnansweredError as error:
                 found.append(str(error))
 
@@ -301,7 +300,7 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
             call = remote._Call(time.monotonic() + 60)
             monkeypatch.setattr(call.over, "wait", found.append)
             with pytest.raises(http_client.UnansweredError):
-                reward._answer(remote._Batch(index=3, responses=asked(1), body=request_body(asked(1))), call)
+                reward._answer(remote._score_request(3, asked(1)), call)
         return found
 
     first = pauses()

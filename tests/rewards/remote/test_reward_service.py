@@ -14,6 +14,7 @@ from reward_services import OPENED, Service, make_folder, real_service
 
 from proximo.config.rewards.verifiers import PatternRewardConfig
 from proximo.errors import ConfigError, TrainingError
+from proximo.http_client import UnansweredError
 from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.protocol import SCHEMA, SCORE_PATH, request_body
@@ -61,11 +62,6 @@ def facts(scored: Any) -> list[Any]:
     return [(each.state, repr(each.score), dict(each.components), each.token_rewards) for each in scored]
 
 
-def metrics(service: Service) -> dict[str, Any]:
-    found = httpx2.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
-    return found.raise_for_status().json()
-
-
 def test_grades_are_those_of_the_same_sources_here(service: Service, folder: Path) -> None:
     namespace: dict[str, Any] = {}
     exec((folder / "service_reward.py").read_text(), namespace)
@@ -83,27 +79,12 @@ def test_grades_are_those_of_the_same_sources_here(service: Service, folder: Pat
     assert there[2].token_rewards == (0.25, 0.25, 0.25)
 
 
-def test_the_metrics_count_requests_grades_and_refusals(service: Service) -> None:
-    before = metrics(service)
-    source(service.url).score(some_responses())
-    with pytest.raises(ConfigError):
-        source(service.url, token="wrong").check()
-    after = metrics(service)
-    assert after["requests"] == before["requests"] + 1
-    assert after["results"]["scored"] == before["results"].get("scored", 0) + 5
-    assert after["results"]["infrastructure_fault"] == before["results"].get("infrastructure_fault", 0) + 1
-    assert after["refused"]["401"] == before["refused"].get("401", 0) + 1
-    assert 0 < after["latency_seconds"]["p50"] <= after["latency_seconds"]["p99"]
-    assert (after["running"], after["waiting"]) == (0, 0)
-
-
 @pytest.mark.parametrize("token", [None, "wrong", f"{TOKEN}x", TOKEN.upper()])
 def test_who_does_not_know_the_token_gets_nothing(service: Service, token: str | None) -> None:
     with pytest.raises(ConfigError, match="status 401"):
         source(service.url, token=token).check()
     with pytest.raises(TrainingError, match="status 401"):
         source(service.url, token=token).score(some_responses())
-    assert httpx2.get(f"{service.url}/metrics", trust_env=False).status_code == 401
 
 
 def test_health_is_for_everyone(service: Service) -> None:
@@ -135,10 +116,19 @@ def test_a_request_that_is_too_large_stops_the_run_with_advice(service: Service)
 
 
 def test_a_full_service_sends_requests_away_and_they_come_back(service: Service, folder: Path) -> None:
-    before = metrics(service)["refused"].get("503", 0)
     reward = source(service.url, responses_per_request=1, max_concurrent_requests=8, attempts=50)
+    send, refused = reward._client.send, list[str]()
+
+    def noting(*given: Any, **more: Any) -> bytes:
+        try:
+            return send(*given, **more)
+        except UnansweredError as error:
+            refused.append(str(error))
+            raise
+
+    reward._client.send = noting  # ty: ignore
     with asking(reward, [f"wait {n}" for n in range(12)], folder) as scored:
-        wait_until(lambda: metrics(service)["refused"].get("503", 0) > before)
+        wait_until(lambda: any("503" in each for each in refused))
         (folder / "go_on").touch()
     assert {each.state for each in scored} == {ScoreState.SCORED}
     assert reward.statistics()["source/remote/retries"].value >= 1  # ty: ignore
@@ -146,14 +136,14 @@ def test_a_full_service_sends_requests_away_and_they_come_back(service: Service,
 
 def test_a_service_that_is_stopped_and_goes_on_costs_a_retry_and_no_score(service: Service) -> None:
     reward = source(service.url)
-    ask, limits = reward._requests.ask, [0.4]
+    send, limits = reward._client.send, [0.4]
 
-    def goes_on_after_the_first(*given: Any, seconds: float) -> list[Scored]:
+    def goes_on_after_the_first(*given: Any, seconds: float, **more: Any) -> bytes:
         if not limits:
             service.process.send_signal(signal.SIGCONT)
-        return ask(*given, seconds=limits.pop() if limits else seconds)
+        return send(*given, seconds=limits.pop() if limits else seconds, **more)
 
-    reward._requests.ask = goes_on_after_the_first  # type: ignore[method-assign]
+    reward._client.send = goes_on_after_the_first  # ty: ignore
     service.process.send_signal(signal.SIGSTOP)
     assert [each.state for each in reward.score([response()])] == [ScoreState.SCORED]
     assert reward.statistics()["source/remote/retries"].value == 1  # ty: ignore

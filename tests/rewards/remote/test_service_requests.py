@@ -1,11 +1,13 @@
-"""What a reward service counts, and what it answers at once: asked in this process, without a network."""
+"""What a reward service answers, also to errors and at once: asked in this process, without a network."""
 
 import asyncio
 import logging
+import re
 import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -18,6 +20,7 @@ from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored
 from proximo.rewards.protocol import CHECK_PATH, SCORE_PATH, check_body, read_checked, read_reply, request_body
 from proximo.rewards.service import RewardService, ServiceLimits
+from proximo.rewards.weighted import WeightedReward
 from records_made import prompt, response
 
 
@@ -42,7 +45,7 @@ def fine(responses: Sequence[Response]) -> list[Scored]:
 
 
 @pytest.mark.parametrize("error", [TrainingError("as expected"), ZeroDivisionError("a surprise"), MemoryError("full")])
-def test_a_source_that_raises_whatever_it_may_is_a_status_500_that_is_counted(
+def test_a_source_that_raises_whatever_it_may_is_a_status_500(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(responses: Sequence[Response]) -> list[Scored]:
@@ -53,9 +56,26 @@ def test_a_source_that_raises_whatever_it_may_is_a_status_500_that_is_counted(
         answer = TestClient(service.application()).post(SCORE_PATH, content=request_body([response()]))
     assert answer.status_code == 500
     assert "see the log of the service" in answer.json()["detail"]
-    assert service.statistics.as_json()["refused"] == {"500": 1}
     assert str(error) in caplog.text
     assert ("Traceback" in caplog.text) is not isinstance(error, TrainingError)
+
+
+def test_rewards_of_tokens_may_be_a_list() -> None:
+    given: Any = [1.0, 0.0, 0.0]
+    source = Source(lambda responses: [replace(each, token_rewards=given) for each in fine(responses)])
+    answer = TestClient(RewardService(source).application()).post(SCORE_PATH, content=request_body([response()]))
+    assert [each.token_rewards for each in read_reply(answer.content, [response()])] == [(1.0, 0.0, 0.0)]
+
+
+def test_a_refusal_is_one_line_of_the_log_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    full = RewardService(Source(fine), limits=ServiceLimits(concurrency=1, queue_size=0, request_bytes=9))
+    closed = RewardService(Source(fine), token="s3cret-token")
+    TestClient(closed.application()).post(SCORE_PATH, headers={"Authorization": "Bearer s3cret-tokem"})
+    TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
+    full._admitted = 1
+    TestClient(full.application()).post(SCORE_PATH, content=request_body([response()]))
+    assert re.findall(r"refused a request: status (\d+, a?)", caplog.text) == ["401, a", "413, a", "503, "]
+    assert "s3cret" not in caplog.text
 
 
 def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None:
@@ -84,11 +104,10 @@ def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None
     probe, scored = asyncio.run(ask())
     assert read_reply(probe, []) == []
     assert [each.score for each in read_reply(scored, [response()])] == [1.0]
-    assert service.statistics.requests == 1
 
 
-def test_rows_are_checked_and_a_check_that_crashes_is_counted() -> None:
-    service = RewardService(Source(fine))
+def test_rows_are_checked_and_a_check_that_crashes_is_status_500() -> None:
+    service = RewardService(WeightedReward([(1.0, serve_reward._OneAtATime(Source(fine)))]))
     client = TestClient(service.application())
 
     def checked(*answers: str | None) -> Any:
@@ -100,7 +119,6 @@ def test_rows_are_checked_and_a_check_that_crashes_is_counted() -> None:
     assert read_checked(checked(None, None).content) == "prompt 'p0': no answer"
     assert checked("crash").status_code == 500
     assert client.post(CHECK_PATH, content=b"{}").status_code == 400
-    assert service.statistics.as_json()["refused"] == {"500": 1, "400": 1}
 
 
 @pytest.mark.parametrize(

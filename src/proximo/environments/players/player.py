@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import random
+import reprlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -156,33 +157,59 @@ def _described(error: BaseException, function: Any = None) -> str:
     return f"{error_text(error)} ({where_raised(error, function)})"
 
 
+_WANTED = {
+    "observation": "a text, or a list of messages with a role and content that is a text or parts of type text",
+    "reward": "a finite number",
+    "terminated": "True or False",
+    "truncated": "True or False",
+    "info": "a mapping",
+    "info['tools']": "a list of JSON schemas, {'type': 'function', 'function': {'name': ..., 'parameters': ...}}",
+}
+
+
 def checked_reset(answer: Any) -> dict[str, Any]:
     """`observation` and `info` of what `reset` returned. Raises InvalidAnswerError."""
     observation, info = _parts("reset(seed, row)", ("observation", "info"), answer)
     said, parts = _observation("reset", observation), _info("reset", info)
+    tools = parts.get("tools")
     if said == []:
         raise InvalidAnswerError("reset() must return an observation with at least one message, it returned none")
-    _check_tools(parts.get("tools"))
+    if not (tools is None or (isinstance(tools, list) and all(map(_is_named_function, tools)))):
+        raise _wrong("reset", "info['tools']", tools)
     return {"observation": said, "info": parts}
 
 
 def checked_step(answer: Any) -> dict[str, Any]:
     """The five parts of what `step` returned. Raises InvalidAnswerError."""
     names = ("observation", "reward", "terminated", "truncated", "info")
-    observation, reward, terminated, truncated, info = _parts("step(text)", names, answer)
+    observation, reward, *flags, info = _parts("step(text)", names, answer)
+    number, *ends = (each.tolist() if hasattr(each, "tolist") else each for each in (reward, *flags))
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise _wrong("step", "reward", reward)
+    for name, given, plain in zip(("terminated", "truncated"), flags, ends, strict=True):
+        if not isinstance(plain, bool):
+            raise _wrong("step", name, given)
     return {
         "observation": _observation("step", observation),
-        "reward": _reward(reward),
-        "terminated": _flag("terminated", terminated),
-        "truncated": _flag("truncated", truncated),
+        "reward": float(number),
+        "terminated": ends[0],
+        "truncated": ends[1],
         "info": _info("step", info),
     }
+
+
+def _wrong(method: str, name: str, value: Any) -> InvalidAnswerError:
+    return InvalidAnswerError(f"{method}() must return {name} as {_WANTED[name]}, it returned {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value):.60}"  # its own repr may raise
 
 
 def _parts(method: str, names: tuple[str, ...], answer: Any) -> tuple[Any, ...]:
     if isinstance(answer, tuple | list) and len(answer) == len(names):
         return tuple(answer)
-    got = f"{len(answer)} values" if isinstance(answer, tuple | list) else f"{type(answer).__name__} {answer!r:.60}"
+    got = f"{len(answer)} values" if isinstance(answer, tuple | list) else _shown(answer)
     raise InvalidAnswerError(f"{method} must return ({', '.join(names)}), it returned {got}")
 
 
@@ -190,40 +217,23 @@ def _observation(method: str, observation: Any) -> str | list[dict[str, Any]]:
     if isinstance(observation, str):
         return encodable(_limited(f"the observation of {method}()", observation))
     is_list = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
-    if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in observation):
-        raise InvalidAnswerError(
-            f"{method}() must return an observation that is a text or a list of messages with a role and content, it "
-            f"returned {type(observation).__name__} {observation!r:.60}"
-        )
     try:
-        text = json.dumps([{**each, "content": _content(method, each.get("content"))} for each in observation])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidAnswerError(f"the messages of {method}() must be texts, numbers and lists: {error}") from error
+        if not is_list or not all(isinstance(each["role"], str) for each in observation):
+            raise TypeError
+        text = json.dumps([{**each, "content": _content(each.get("content"))} for each in observation])
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        raise _wrong(method, "observation", observation) from None
     return json.loads(_limited(f"the observation of {method}()", text))
 
 
-def _content(method: str, content: Any) -> str:
-    """The text of a message: a text, nothing, or OpenAI's list of parts that are texts."""
+def _content(content: Any) -> str:
+    """The text of a message: a text, nothing, or OpenAI's list of parts that are texts. Raises TypeError."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list | tuple) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise InvalidAnswerError(
-            f"{method}() must return messages whose content is a text, or a list of parts of type text, one has "
-            f"{type(content).__name__} {content!r:.60}"
-        )
-    return "".join(map(str, texts))
-
-
-def _check_tools(tools: Any) -> None:
-    """Raises InvalidAnswerError unless these are JSON schemas of functions, as chat templates take them, or None."""
-    if tools is None or (isinstance(tools, list) and all(map(_is_named_function, tools))):
-        return
-    raise InvalidAnswerError(
-        "info['tools'] of reset() must be a list of JSON schemas, {'type': 'function', 'function': {'name': ..., "
-        f"'parameters': ...}}}}, it returned {type(tools).__name__} {tools!r:.80}"
-    )
+    if not all(part["type"] == "text" for part in parts):
+        raise TypeError
+    return "".join(part["text"] for part in parts)
 
 
 def _is_named_function(tool: Any) -> bool:
@@ -231,44 +241,19 @@ def _is_named_function(tool: Any) -> bool:
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
-def _reward(reward: Any) -> float:
-    plain = _unboxed(reward)
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not math.isfinite(plain):
-        raise InvalidAnswerError(
-            f"step() must return a reward that is a finite number, it returned {type(reward).__name__} {reward!r:.60}"
-        )
-    return float(plain)
-
-
-def _flag(name: str, flag: Any) -> bool:
-    plain = _unboxed(flag)
-    if not isinstance(plain, bool):
-        raise InvalidAnswerError(
-            f"step() must return {name} as True or False, it returned {type(flag).__name__} {flag!r:.60}"
-        )
-    return plain
-
-
 def _info(method: str, info: Any) -> dict[str, Any]:
     """What JSON can hold of an info; the rest, such as objects for other programs, is left out. Tools never are."""
     if not isinstance(info, Mapping):
-        raise InvalidAnswerError(
-            f"{method}() must return an info that is a mapping, it returned {type(info).__name__} {info!r:.60}"
-        )
+        raise _wrong(method, "info", info)
     parts: dict[str, Any] = {}
     for name, value in info.items():
         try:
             parts[str(name)] = json.loads(json.dumps(value, default=_plain))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError):
             if name == "tools":
-                raise InvalidAnswerError(f"info['tools'] of {method}() must be JSON schemas: {error}") from error
+                raise _wrong(method, "info['tools']", value) from None
     _limited(f"the info of {method}()", json.dumps(parts))
     return parts
-
-
-def _unboxed(value: Any) -> Any:
-    """The number, truth value or list within a numpy value or tensor; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _plain(value: Any) -> Any:

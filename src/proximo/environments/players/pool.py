@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.environments.environment import EnvironmentFault, EnvironmentStep
-from proximo.environments.players.threads import PlayerEnded, Players
+from proximo.environments.players.processes import ProcessPlayers
+from proximo.environments.players.threads import PlayerEnded, ThreadPlayers
 from proximo.errors import ConfigError, DataError
 from proximo_verifiers.progress_log import logging_start
 from proximo_verifiers.workers.loop import START_SECONDS
 from proximo_verifiers.workers.work import backoff_seconds
 
+Players = ThreadPlayers | ProcessPlayers
 ATTEMPTS = 3
 """How often a reset is tried before it is a fault. A step is never repeated: the environment may have acted."""
 

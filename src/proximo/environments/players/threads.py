@@ -1,4 +1,4 @@
-"""What plays environments, and hands on what they answer: the interface, and threads of this process.
+"""Environments that play in threads of this process.
 
 Threads are for environments given as Python objects. One that hangs cannot be ended: its thread is left alone. Worker
 processes (`processes.py`) are for all others.
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from proximo.environments.players.player import MakeEnvironment, Player
 
@@ -22,32 +22,8 @@ class PlayerEnded:
     """How, in words that follow "its process"."""
 
 
-class Players(Protocol):
-    """Players by number. Each holds one environment, and replies to the requests of `Player.answer` in their order."""
-
-    def begin_player(self) -> int:
-        """The number of a new player."""
-        ...
-
-    def send(self, number: int, request: Mapping[str, Any]) -> None:
-        """Give a player a request. Never waits."""
-        ...
-
-    def wait(self, seconds: float) -> list[tuple[int, dict[str, Any] | PlayerEnded]]:
-        """The replies that have arrived. Waits at most this long for the first."""
-        ...
-
-    def end(self, number: int) -> None:
-        """End a player, whatever it does. What `wait` still says of it is old news."""
-        ...
-
-    def close(self) -> None:
-        """End all players. Those that do nothing close their environments first."""
-        ...
-
-
 class ThreadPlayers:
-    """Players in threads of this process."""
+    """Players by number. Each holds one environment, and replies to the requests of `Player.answer` in their order."""
 
     def __init__(self, make: MakeEnvironment) -> None:
         """`make` is called without arguments, once for each player, in its thread."""
@@ -65,7 +41,7 @@ class ThreadPlayers:
         return number
 
     def send(self, number: int, request: Mapping[str, Any]) -> None:
-        """Give a player a request."""
+        """Give a player a request. Never waits."""
         self._requests[number].put(request)
 
     def wait(self, seconds: float) -> list[tuple[int, dict[str, Any] | PlayerEnded]]:
@@ -78,7 +54,7 @@ class ThreadPlayers:
         return replies
 
     def end(self, number: int) -> None:
-        """Have a player end after what it does now."""
+        """Have a player end after what it does now. What `wait` still says of it is old news."""
         self._requests.pop(number).put(None)
 
     def close(self) -> None:

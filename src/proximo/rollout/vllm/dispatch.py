@@ -61,11 +61,12 @@ class Dispatch(Generic[Result]):
         finally:
             self.close()
 
-    def add(self, job: Job[Result]) -> None:
-        """Begin one more job. May be called from any thread."""
+    def add(self, jobs: Sequence[Job[Result]]) -> None:
+        """Begin more jobs. May be called from any thread."""
         with self._changed:
-            self._num_open += 1
-            self._waiting[job.home].append(job)
+            self._num_open += len(jobs)
+            for job in jobs:
+                self._waiting[job.home].append(job)
             self._changed.notify_all()
             self._start_threads()
 
@@ -162,26 +163,18 @@ class Dispatch(Generic[Result]):
         server = self._servers[index]
         for each in self._servers:
             each.restart_if_ended()
+        limits, why = server.limits, None
         if all(each.has_ended() for each in self._servers):
-            self._results.put(
-                TrainingError(f"the vLLM server {server.url} answers no more: {error}; {server.last_words()}")
-            )
-            return
-        if nobody and all(each.absence.is_too_long for each in self._servers):
-            self._results.put(
-                TrainingError(
-                    f"no vLLM server could be reached for {server.limits.start_seconds:g} s "
-                    f"({server.limits.section}.start_seconds), the last at {server.url}: {error}; {server.last_words()}"
-                )
-            )
-            return
-        if job.num_failures == self._attempts:
-            self._results.put(
-                TrainingError(
-                    f"no usable response after {self._attempts} attempts, the last at the vLLM server {server.url}: "
-                    f"{error} ({server.limits.section}.request_seconds is the limit of each); {server.last_words()}"
-                )
-            )
+            why = f"the vLLM server {server.url} answers no more: {error}"
+        elif nobody and all(each.absence.is_too_long for each in self._servers):
+            waited = f"{limits.start_seconds:g} s ({limits.section}.start_seconds)"
+            why = f"no vLLM server could be reached for {waited}, the last at {server.url}: {error}"
+        elif job.num_failures == self._attempts:
+            last = f"the last at the vLLM server {server.url}: {error}"
+            limit = f"{limits.section}.request_seconds is the limit of each"
+            why = f"no usable response after {self._attempts} attempts, {last} ({limit})"
+        if why is not None:
+            self._results.put(TrainingError(f"{why}; {server.last_words()}"))
             return
         with self._changed:
             self.num_retries += 1

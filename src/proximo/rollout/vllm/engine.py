@@ -1,12 +1,15 @@
 """The vLLM engine: samples responses with vLLM servers, over HTTP."""
 
 import logging
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,25 +18,26 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.codec import end_of_prompt
-from proximo.errors import ModelError, TrainingError, UserError
+from proximo.errors import TrainingError, UserError
 from proximo.http_client import RequestRefusedError, UnansweredError
 from proximo.metrics.values import Last, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.records import Prompt, Response
-from proximo.rollout.engine import Fingerprint, Holding, shapes_of, versions_of_tokens
+from proximo.rollout.engine import Fingerprint, Holding, check_places, shapes_of
 from proximo.rollout.local import check_request
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.rollout.session import CallRequest, ModelCall, check_options
-from proximo.rollout.stopping import StopRules
-from proximo.rollout.vllm.dispatch import ATTEMPTS, Dispatch, Job
+from proximo.rollout.stopping import StopRules, response_of
+from proximo.rollout.vllm.dispatch import ATTEMPTS, Dispatch
 from proximo.rollout.vllm.pushed_weights import PushedWeights
-from proximo.rollout.vllm.requests import Choice, Written, write
+from proximo.rollout.vllm.requests import Choice, write
 from proximo.rollout.vllm.server import VLLMServer
-from proximo.rollout.vllm.session import VLLMSession, seed_of
+from proximo.rollout.vllm.session import VLLMSession
 from proximo.rollout.vllm.transfer import Transfer
 
 LOG = logging.getLogger("proximo.rollout")
 _NOT_FOUND = 404
+_LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,10 +134,7 @@ class VLLMEngine:
 
         A server that cannot be reached is waited for. Raises TrainingError if one does not load them.
         """
-        for name, shape in shapes_of(tensors).items():
-            if self._shapes.get(name) != shape:
-                there = f"shape {self._shapes[name]}" if name in self._shapes else "no tensor of that name"
-                raise ModelError(f"{name} has shape {shape}, and in the engine's model {there}")
+        check_places(shapes_of(tensors), self._shapes)
         given, sent = Fingerprint(), Fingerprint(self.options.dtype)
 
         def each() -> Iterator[tuple[str, Tensor]]:
@@ -183,26 +184,36 @@ class VLLMEngine:
         """
         check_request(prompts, num_samples, options, max_positions=self._position_limit)
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
-        found: dict[tuple[int, int], Response] = {}
-        with self._call() as push:
-            jobs = [
-                Job(home=index % len(self.servers), ask=self._job(stop, push, prompt, sample, (index, key)))
-                for index, prompt in enumerate(prompts)
-                for sample in range(num_samples)
-            ]
-            dispatch = Dispatch(self.servers, jobs, attempts=self.options.attempts)
-            self._dispatches.add(dispatch)
-            try:
-                self._switch("wake")
-                for place, response in dispatch.run():
-                    found[place] = response
+        asked, requests = dict[Hashable, tuple[Prompt, int]](), list[CallRequest]()
+        for index, sample in product(range(len(prompts)), range(num_samples)):
+            request = CallRequest(
+                id=(index, sample),
+                lane=index,
+                token_ids=prompts[index].token_ids,
+                stream=key.stream(index, sample),
+                first_position=0,
+                max_new_tokens=key.limit(index, options),
+            )
+            asked[request.id] = prompts[index], sample
+            requests.append(request)
+        found: dict[Hashable, Response] = {}
+        with self._call() as push, self._opened(partial(self._answer, push, stop)) as session:
+            session.submit(*requests)
+            while session.num_running:
+                for call in session.advance(_LOOK_SECONDS):
+                    response = found[call.request.id] = response_of(
+                        *asked[call.request.id],
+                        token_ids=call.token_ids,
+                        logprobs=call.logprobs,
+                        finish=call.finish,
+                        versions=call.versions,
+                        sampling_mask=call.sampling_mask,
+                        stop=stop,
+                        prompt_end=end_of_prompt(self._tokenizer, call.request.token_ids),
+                    )
                     if on_finished is not None:
                         on_finished(response)
-            finally:
-                self._dispatches.discard(dispatch)
-        self._switch("sleep")
-        self._count("retries", dispatch.num_retries)
-        return [found[place] for place in sorted(found)]
+        return [found[id] for id in asked]
 
     @contextmanager
     def _call(self) -> Generator[_Push]:
@@ -253,33 +264,6 @@ class VLLMEngine:
         for server in self.servers:
             server.close()
 
-    def _job(
-        self, stop: StopRules, push: _Push, prompt: Prompt, sample: int, place: tuple[int, RandomKey]
-    ) -> Callable[[VLLMServer], tuple[tuple[int, int], Response]]:
-        """Asks a server for one response: its place in the batch, and the response."""
-        index, key = place
-        seed, limit = key.stream(index, sample), key.limit(index, stop.options)
-
-        def ask(server: VLLMServer) -> tuple[tuple[int, int], Response]:
-            written = self._written(server, push, stop, prompt.token_ids, seed=seed, limit=limit)
-            versions = versions_of_tokens(self._versions_of(written), len(written.token_ids))
-            prompt_end = end_of_prompt(self._tokenizer, prompt.token_ids)
-            response = Response(
-                prompt=prompt,
-                sample_index=sample,
-                token_ids=written.token_ids,
-                logprobs=torch.tensor(written.logprobs, dtype=torch.float32),
-                response_mask=torch.ones(len(written.token_ids), dtype=torch.bool),
-                finish=written.finish,
-                policy_version=versions[0],
-                text=stop.text(written.token_ids, written.finish, prompt_end=prompt_end),
-                token_versions=versions if len(set(versions)) > 1 else None,
-                sampling_mask=written.sampling_mask,
-            )
-            return (index, sample), response
-
-        return ask
-
     @contextmanager
     def session(self, options: SamplingOptions, *, max_tokens: int) -> Generator[VLLMSession]:
         """See `SessionEngine.session`. Each call is sampled with the weights that were pushed last when it is sent."""
@@ -288,19 +272,19 @@ class VLLMEngine:
 
         def ask(server: VLLMServer, request: CallRequest) -> ModelCall:
             with self._call() as push:
-                seed, limit = seed_of(request), request.max_new_tokens
-                written = self._written(server, push, stop, request.token_ids, seed=seed, limit=limit)
-            return ModelCall(
-                request=request,
-                token_ids=written.token_ids,
-                logprobs=written.logprobs,
-                finish=written.finish,
-                versions=self._versions_of(written),
-                sampling_mask=written.sampling_mask,
-            )
+                return self._answer(push, stop, server, request)
 
         with self._call():  # fails without weights
-            self._switch("wake")
+            pass
+        with self._opened(ask, max_tokens=max_tokens) as session:
+            yield session
+
+    @contextmanager
+    def _opened(
+        self, ask: Callable[[VLLMServer, CallRequest], ModelCall], *, max_tokens: int = sys.maxsize
+    ) -> Generator[VLLMSession]:
+        """A session whose calls `ask` sends, while servers are awake."""
+        self._switch("wake")
         session = VLLMSession(
             self.servers,
             ask,
@@ -317,23 +301,16 @@ class VLLMEngine:
             self._count("retries", session.dispatch.num_retries)
         self._switch("sleep")
 
-    def _written(
-        self, server: VLLMServer, push: _Push, stop: StopRules, token_ids: Sequence[int], *, seed: int, limit: int
-    ) -> Written:
-        """What a server writes after these ids. Raises UnansweredError if another attempt may succeed."""
+    def _answer(self, push: _Push, stop: StopRules, server: VLLMServer, request: CallRequest) -> ModelCall:
+        """What a server answers to a call. Raises UnansweredError if another attempt may succeed."""
         return write(
-            lambda body: self._choice(server, push, body, limit),
-            token_ids,
+            lambda body: self._choice(server, push, body, request.max_new_tokens),
+            request,
             stop=stop,
-            seed=seed,
-            limit=limit,
             adapter=push.name if self._files.is_adapter else None,
             vocab_size=self._vocab_size if self.options.may_have_masks else None,
+            versions=self._versions,
         )
-
-    def _versions_of(self, written: Written) -> tuple[tuple[int, int], ...]:
-        """Versions of the policy, each with the index of its first token."""
-        return tuple((self._versions[name], start) for name, start in written.weight_versions)
 
     def _choice(self, server: VLLMServer, push: _Push, body: bytes, limit: int) -> Choice:
         """One response that the weights of this push or later ones made. Raises UnansweredError if others made it."""

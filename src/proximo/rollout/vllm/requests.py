@@ -17,11 +17,14 @@ from proximo.data.codec import end_of_prompt
 from proximo.http_client import UnansweredError
 from proximo.records import Finish, SamplingMask
 from proximo.rollout.sampling import SamplingOptions
+from proximo.rollout.session import CallRequest, ModelCall
 from proximo.rollout.stopping import StopRules
 
 GENERATE_PATH = "/inference/v1/generate"
 MINUS_INFINITY = -9999.0
 """What vLLM writes in its place."""
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: the multiples are far apart."""
 NEVER_PUSHED = "default"
 """The version of the weights that a server started with."""
 
@@ -43,42 +46,29 @@ class Choice:
     """None where the server gave none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What a server wrote, up to its end."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """As in `Response`; NaN where the server gave none."""
-    finish: Finish
-    weight_versions: tuple[tuple[str, int], ...]
-    """As in `Choice`; of an adapter its name."""
-    sampling_mask: SamplingMask | None
-    """As in `Response`."""
-
-
 def write(
     ask: Callable[[bytes], Choice],
-    token_ids: Sequence[int],
+    request: CallRequest,
     *,
     stop: StopRules,
-    seed: int,
-    limit: int,
     adapter: str | None,
     vocab_size: int | None,
-) -> Written:
-    """What a server writes after these ids. `ask` sends it a request. `vocab_size`: see `generate_body`.
+    versions: Mapping[str, int],
+) -> ModelCall:
+    """What a server answers to a call. `ask` sends it a request. `vocab_size`: see `generate_body`.
 
-    Raises UnansweredError if it ends where nothing ends it.
+    `versions`: of the policy, by the names of its weights; an adapter's name is that of its weights. Raises
+    UnansweredError if the answer ends where nothing ends it.
     """
-    prompt_end = end_of_prompt(stop.tokenizer, token_ids)
+    limit = request.max_new_tokens
+    prompt_end = end_of_prompt(stop.tokenizer, request.token_ids)
 
     def sampled(*, with_stop_strings: bool) -> tuple[Choice, tuple[int, Finish] | None]:
         body = generate_body(
-            token_ids,
+            request.token_ids,
             options=stop.options,
             ending_ids=stop.eos_token_ids,
-            seed=seed,
+            seed=seed_of(request),
             limit=limit,
             model=adapter,
             vocab_size=vocab_size,
@@ -98,13 +88,21 @@ def write(
     mask = None if given is None else given.part(0, length)
     of_policy = _are_of_the_policy(stop.options, mask, has_masks=vocab_size is not None)
     named = choice.weight_versions if adapter is None else ((adapter, 0),)
-    return Written(
+    return ModelCall(
+        request=request,
         token_ids=choice.token_ids[:length],
         logprobs=choice.logprobs[:length] if of_policy else (math.nan,) * length,
         finish=finish,
         sampling_mask=mask,
-        weight_versions=tuple((name, start) for name, start in named if start < length),
+        versions=tuple((versions[name], start) for name, start in named if start < length),
     )
+
+
+def seed_of(request: CallRequest) -> int:
+    """A signed 64-bit seed for a call: the stream for the first of a trajectory, and for later ones a number of its
+    own, since a server counts the draws of each request from 0.
+    """
+    return (request.stream + request.first_position * _GOLDEN + 2**63) % 2**64 - 2**63
 
 
 def generate_body(

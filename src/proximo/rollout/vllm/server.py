@@ -198,10 +198,10 @@ class VLLMServer:
         earlier = self.adapters()
         if name not in earlier:
             body = {"lora_name": name, "lora_path": str(folder)}
-            self._post("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
+            self._send("POST", "/v1/load_lora_adapter", body, seconds=self.limits.push_seconds)
         for other in earlier:
             if other != name and other not in kept:
-                self._post("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
+                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": other}, seconds=CONTROL_SECONDS)
 
     def sleep(self) -> None:
         """Move the weights to the host's memory, and drop the cache of keys and values."""
@@ -253,7 +253,7 @@ class VLLMServer:
     def _ask(
         self, method: Any, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = CONTROL_SECONDS
     ) -> Mapping[str, Any]:
-        reply = self._post(method, path, body, seconds=seconds)
+        reply = self._send(method, path, body, seconds=seconds)
         try:
             message = json.loads(reply)
         except ValueError:
@@ -262,13 +262,11 @@ class VLLMServer:
             raise UnansweredError(f"invalid reply to {path}: no object")
         return message
 
-    def _post(self, method: Any, path: str, body: Mapping[str, Any] | None, *, seconds: float) -> bytes:
-        return self._send(method, path, b"" if body is None else json.dumps(body).encode(), seconds=seconds)
-
-    def _send(self, method: Any, path: str, body: bytes, *, seconds: float) -> bytes:
+    def _send(self, method: Any, path: str, body: bytes | Mapping[str, Any] | None, *, seconds: float) -> bytes:
         """Sends every request except health checks, and notes when the server is unreachable."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         try:
-            reply = self._client.send(method, path, body, seconds=seconds)
+            reply = self._client.send(method, path, data, seconds=seconds)
         except UnansweredError as error:
             if error.connection == "none":
                 self.absence.noticed(str(error))

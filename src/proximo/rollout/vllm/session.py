@@ -8,9 +8,6 @@ from proximo.rollout.session import CallRequest, ModelCall, check_call
 from proximo.rollout.vllm.dispatch import Dispatch, Job
 from proximo.rollout.vllm.server import VLLMServer
 
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: the multiples are far apart."""
-
 
 class VLLMSession:
     """See `Session`. Calls of a lane go to the same server, unless it fails."""
@@ -30,7 +27,7 @@ class VLLMSession:
         self._num_servers = len(servers)
         self._max_tokens = max_tokens
         self._max_positions = max_positions
-        self._numbers = count()
+        self._numbers, self._lanes = count(), count()
         self._running: dict[int, CallRequest] = {}
         """By number. Dictionaries are changed by one operation each, so threads need no lock."""
         self._homes: dict[Hashable, int] = {}
@@ -41,18 +38,23 @@ class VLLMSession:
         """Calls that a server has and has not answered."""
         return len(self._running)
 
-    def submit(self, request: CallRequest) -> None:
-        """Send a call to the server of its lane. Raises UserError for one that does not fit."""
-        check_call(request, max_tokens=self._max_tokens, max_positions=self._max_positions)
+    def submit(self, *requests: CallRequest) -> None:
+        """Send calls to the servers of their lanes. Raises UserError for one that does not fit."""
+        for request in requests:
+            check_call(request, max_tokens=self._max_tokens, max_positions=self._max_positions)
         self._raise_failure()
+        self.dispatch.add([self._job(request) for request in requests])
+
+    def _job(self, request: CallRequest) -> Job[tuple[int, ModelCall | None]]:
         number = next(self._numbers)
-        home = self._homes.setdefault(request.lane, number % self._num_servers)
+        if (home := self._homes.get(request.lane)) is None:
+            home = self._homes.setdefault(request.lane, next(self._lanes) % self._num_servers)
         self._running[number] = request
 
         def ask(server: VLLMServer) -> tuple[int, ModelCall | None]:
             return number, self._ask(server, request) if number in self._running else None
 
-        self.dispatch.add(Job(home=home, ask=ask))
+        return Job(home=home, ask=ask)
 
     def advance(self, wait_seconds: float) -> list[ModelCall]:
         """See `Session.advance`. Waits at most this long for a call that ends."""
@@ -80,10 +82,3 @@ class VLLMSession:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise TrainingError(f"the session has ended: {self._failure}") from self._failure
-
-
-def seed_of(request: CallRequest) -> int:
-    """A signed 64-bit seed for a call: the stream for the first of a trajectory, and for later ones a number of its
-    own, since a server counts the draws of each request from 0.
-    """
-    return (request.stream + request.first_position * _GOLDEN + 2**63) % 2**64 - 2**63

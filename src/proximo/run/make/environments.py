@@ -18,7 +18,7 @@ from proximo.config.environment import (
 )
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import gives_reward, tools_of
-from proximo.environments.engine import Arena, EnvironmentSource, Limits
+from proximo.environments.engine import Arena, Limits
 from proximo.environments.players.pool import EnvironmentPool
 from proximo.environments.tool_calls import ToolStyle
 from proximo.environments.turn_renderer import TurnRenderer
@@ -105,12 +105,12 @@ def _renderer(
     )
 
 
-def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> EnvironmentSource | None:
+def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Arena | None:
     """What engines play in: for a class, a function, a `PythonEnvironment` or a `PythonAgent`; None for None.
 
     Raises ConfigError for anything else, and for an environment that cannot be made.
     """
-    if given is None or isinstance(given, EnvironmentSource):
+    if given is None or isinstance(given, Arena):
         return given
     if isinstance(given, PythonEnvironment | PythonAgent):
         return given.arena(tokenizer)
