@@ -93,7 +93,7 @@ def test_the_installed_command_works_from_an_empty_folder(environment, empty) ->
     assert run(proximo, "--version", cwd=empty).startswith("proximo 0.")
     names = {line.split()[0] for line in run(proximo, "recipes", cwd=empty).splitlines()}
     assert names == {path.stem for path in (SOURCE / "proximo" / "recipes").rglob("*.yaml")}
-    assert "demo is a valid pipeline recipe" in run(proximo, "config", "check", "demo", cwd=empty)
+    assert "ppo:" in run(proximo, "config", "show", "demo", cwd=empty)
     assert list(empty.iterdir()) == []
 
 

@@ -95,7 +95,7 @@ RECIPES = (
         "no file none.txt",
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
-    _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "match pattern", "'my reward'"),
+    _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "have the form", "'my reward'"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),

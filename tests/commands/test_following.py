@@ -11,7 +11,7 @@ import pytest
 from proximo.cli import main
 from proximo.commands import report
 from proximo.commands.report import FOLLOW_SECONDS, REST, followed_report
-from proximo.errors import UserError
+from proximo.errors import RunFolderError, UserError
 
 HOSTILE = '<script>alert("x")</script>'
 RELOADS = f'<body data-reload="{FOLLOW_SECONDS}">'
@@ -128,3 +128,8 @@ def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a page of Proximo"):
         next(followed_report(tmp_path / "sft", tmp_path / "mine.html"))
     assert (tmp_path / "mine.html").read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="none is not a folder"):
+        next(pages(tmp_path / "none"))

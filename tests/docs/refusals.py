@@ -191,10 +191,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Many devices": (
         "devices.shard=replicate devices.offload=always",
         "devices.num=8 devices.shard_size=3",
+        "run.device=gpu",
         "devices.num=2 devices.policy.device=cuda:1",
         "devices.num=2 run.compile=inductor",
         "sft: devices.num=2 sft.optimizer={learning_rate: 1e-5, kind: adamw_8bit}",
         "dpo: devices.num=2 model={path: owner/model, quantisation: 4bit, lora: {rank: 8}}",
+        "devices.num=2 ppo.average_decay=0.99 devices.average.shard=replicate",
         "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.shard=replicate",
         "devices.num=2 ppo.kl.reference_every_steps=5 devices.reference.offload=always",
         "devices.num=2 value.init_from=trunk devices.value.shard=grads",

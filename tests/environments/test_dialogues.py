@@ -272,7 +272,7 @@ def test_a_refusal_says_what_to_do() -> None:
         Talk(None, tools=[TOOL])
     with pytest.raises(DataError, match="the first observation is empty"):
         Talk(None, "")
-    with pytest.raises(ConfigError, match="max_observation_tokens must be greater than or equal to 1, got 0"):
+    with pytest.raises(ConfigError, match="max_observation_tokens must be at least 1, got 0"):
         Talk(CHAT, max_observation_tokens=0)
 
 

@@ -1,6 +1,8 @@
 """Every key of the section `engine` has an effect: on the command line of a server, on its client, or on the engine."""
 
 import json
+import socket
+import tempfile
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -324,3 +326,20 @@ def test_an_evaluation_samples_with_the_engine_of_the_run_or_with_the_one_that_i
     assert theirs == ours
     assert main(evaluate) == 2
     assert "no vLLM server answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(107, True), (108, False)])
+def test_a_temporary_folder_whose_sockets_no_system_takes_is_refused(
+    *, length: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = fake_environment(tmp_path / "environment")
+    refused = pytest.raises(ConfigError, match="set TMPDIR to a shorter one")
+    too_long = pytest.raises(OSError, match="too long")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, socket.socket(socket.AF_UNIX) as listening:
+        place = Path(short, "x" * (length - len(f"{short}//proximo-vllm-12345678/server-999.sock")))
+        place.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        with nullcontext() if is_taken else refused:
+            built.check_engine(VLLMEngineConfig(kind="vllm", environment=str(environment)))
+        with nullcontext() if is_taken else too_long:
+            listening.bind(str(Path(tempfile.mkdtemp(prefix="proximo-vllm-"), "server-999.sock")))

@@ -127,5 +127,5 @@ def test_another_trainers_folder_is_refused_as_such(place: Path, tmp_path: Path,
     folder = str(tmp_path / "run")
     device(2**40)
     assert run_recipe(recipe("sft", place, run__folder=folder), RunOptions(quiet=True)) == 0
-    with pytest.raises(RunFolderError, match=r"sft \(saved as .*there is no such setting"):
+    with pytest.raises(RunFolderError, match="sft is not a known key"):
         run_recipe(recipe("dpo", place, run__folder=folder), RunOptions(resume="must", quiet=True))

@@ -112,6 +112,9 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
             replaced = _move_aside(folder)
             marker.close()
             marker = _lock(folder)
+        elif not resuming:
+            for name in (OUTCOME, REPORT):  # of a run that failed before its first step
+                (folder / name).unlink(missing_ok=True)
     except BaseException:
         marker.close()
         raise

@@ -312,5 +312,5 @@ class CheckpointStore:
         """Advice for a damaged checkpoint, or for a pointer that names none."""
         return (
             f"To continue from another one, write its name into {self.folder / LATEST} and resume, or give it as "
-            "--checkpoint to a command that reads the run; --overwrite begins anew"
+            "--checkpoint to a command that reads the run; where there is no other, --overwrite begins anew"
         )

@@ -63,6 +63,8 @@ def followed_report(run: Path, out: Path | None = None) -> Iterator[MadeReport]:
     long run takes seconds, so it pauses ten times as long. Waits for the first line of a run. Raises what `make_report`
     raises.
     """
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is not a folder, so no run can be followed there")
     seen = None
     try:
         while True:

@@ -9,7 +9,7 @@ from pathlib import Path
 from proximo import session_functions
 
 IMPORT_PATH_HINT = "a function is named as package.module:function"
-MADE_WHEN_RUN = "__getattr__|globals|setattr|vars|exec|__dict__"
+MADE_WHEN_RUN = "__getattr__|globals|locals|setattr|vars|exec|__dict__"
 """Words of a module that may make names only when it runs."""
 
 

@@ -1,14 +1,22 @@
 """Config sections of every run: folder, device, models, tokenizer, optimizers."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from proximo.config.schema.base import Section
 from proximo.config.sinks import PushConfig, SinkConfig
 
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name):
+        raise ValueError(f"the device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 
 
 class RunConfig(Section):
@@ -64,7 +72,7 @@ class RunConfig(Section):
     and shown, and does not end the run."""
     push: PushConfig | None = None
     """Upload the trained model to the Hugging Face Hub, beside the training; null uploads nothing. A push that fails is
-    counted and shown, and does not end the run."""
+    shown, and does not end the run."""
 
     def conflicts(self) -> Iterator[str]:
         labels = [sink.label for sink in self.sinks]

@@ -81,7 +81,8 @@ class RewardService:
         """Logs a refused request and replies with its status and the reason."""
         assert isinstance(error, HTTPException)
         if error.status_code != 500:  # that is logged where it is raised
-            LOG.warning("refused a request: status %d, %s", error.status_code, error.detail)
+            level = logging.DEBUG if error.status_code == 503 else logging.WARNING  # a full queue is no fault
+            LOG.log(level, "refused a request: status %d, %.300r", error.status_code, error.detail)
         return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
 
     async def health(self, _: Request) -> Response:

@@ -1,6 +1,6 @@
 """Uploads models to the Hugging Face Hub: those of a run's checkpoints beside the training, and exported ones.
 
-A push that fails is counted and shown, and the run continues; a resume tries again. The upload runs in a thread that
+A push that fails is shown, and counted if the run goes on; a resume tries again. The upload runs in a thread that
 ends with the process. It reads hard links, so that the run may prune the checkpoint meanwhile.
 """
 

@@ -48,10 +48,8 @@ class RolloutConfig(Section):
     def conflicts(self) -> Iterator[str]:
         lowest, drawn, highest = self.min_new_tokens, self.random_limit_min or self.max_new_tokens, self.max_new_tokens
         if not lowest <= drawn <= highest:
-            yield (
-                f"min_new_tokens ({lowest}), random_limit_min ({self.random_limit_min}) and max_new_tokens ({highest}) "
-                "must not fall in this order: raise the last, or lower the others"
-            )
+            limit = "" if self.random_limit_min is None else f"random_limit_min ({drawn}) and "
+            yield f"min_new_tokens ({lowest}) must be at most {limit}max_new_tokens ({highest}), in this order"
         if self.greedy and (self.top_k is not None or self.top_p is not None):
             yield "greedy makes top_k and top_p useless: remove them"
 

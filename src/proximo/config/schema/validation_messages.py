@@ -37,6 +37,7 @@ EXPECTED = {
     "model": "be a section",
     "model_attributes": "be a section",
     "string": "be text (put it in quotes)",
+    "string_pattern_mismatch": "have the form {pattern}",
     "too_short": "be a list of at least {min_length}",
     "tuple": "be a list",
 }

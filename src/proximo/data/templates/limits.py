@@ -118,8 +118,9 @@ class _Watchdog:
                 self._ends.pop(me, None)
 
     def _watch(self) -> None:
+        pause = threading.Event()
         while True:
-            time.sleep(WATCH_SECONDS)
+            pause.wait(WATCH_SECONDS)
             with self._lock:
                 for thread in [each for each, end in self._ends.items() if _seconds_of(each) > end]:
                     del self._ends[thread]

@@ -102,6 +102,8 @@ def lacks_chat_template(folder: Path) -> bool:
         return False
     try:
         return not json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except FileNotFoundError:
+        return folder.is_dir()
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -1,6 +1,7 @@
 """Builds the engine of a recipe: finds running vLLM servers or starts them."""
 
 import copy
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -33,6 +34,7 @@ from proximo.rollout.vllm.server import ServerLimits, VLLMServer
 from proximo.run.preflight import read_secret
 
 IN_MEMORY = Path("/dev/shm")
+_SERVER_FOLDER = "proximo-vllm-"
 CHECK_SECONDS = 60.0
 """Time for an idle server to answer at the start of a run."""
 
@@ -83,7 +85,7 @@ class EngineServers:
         `path`: folder or Hub name of the policy's weights; None for random ones. `device`: where the policy will be.
         `logs`: folder for the servers' output; None for one that is removed with them.
         """
-        folder = Path(tempfile.mkdtemp(prefix="proximo-vllm-"))
+        folder = Path(tempfile.mkdtemp(prefix=_SERVER_FOLDER))
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         model = self._model(policy, path, folder / "model")
         on_cpu = device.type == "cpu"
@@ -180,6 +182,11 @@ def check_engine(config: EngineConfig, device: torch.device | None = None) -> No
         raise ConfigError(f"engine.transfer_folder: there is no folder {folder}")
     if not config.addresses:
         interpreter(config.environment)
+        if len(os.fsencode(Path(tempfile.gettempdir(), f"{_SERVER_FOLDER}12345678", "server-999.sock"))) > 107:
+            raise ConfigError(
+                f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets of vLLM "
+                "servers, 107 bytes in all: set TMPDIR to a shorter one"
+            )
         if device is not None:
             _devices_of_servers(config, device)
         return
