@@ -82,6 +82,7 @@ def test_what_cannot_be_compared_is_one_sentence_and_writes_nothing() -> None:
     for given, words in (
         (runs, "2 to 9 runs, one colour for each, got 10"),
         (runs[:1], "got 1"),
+        (runs[0], r"got one: write \['"),
         ([runs[0], "runs/../runs/0"], "runs/0 is given twice"),
         ([runs[0], empty], "runs/empty has no line yet"),
         ([runs[0], unknown], "runs/unknown has recorded no metric"),

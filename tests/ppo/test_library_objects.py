@@ -137,6 +137,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("no reward", lambda: trainer().train(PROMPTS), "no reward: pass reward="),
     ("setting without a name", lambda: PPOConfig(3), "takes its settings by name, got 3: write PPOConfig"),
     ("settings in a mapping", lambda: PPOConfig({"num_steps": 3}), r"write PPOConfig\(\*\*settings\)"),
+    ("text as engine", lambda: trainer(engine="vllm"), "engine must be an object with the methods of .*got 'vllm'"),
     ("class as config", lambda: trainer(config=PPOConfig), "must be a PPOConfig, got <class"),
     ("classifier as own reward", lambda: trainer(reward=classifier()), r"is a model \(LlamaForSeq.*ModelReward"),
     ("scalar model as reward", trained(ScalarModel(classifier())), r"is a model \(ScalarModel.*ModelReward"),

@@ -48,6 +48,7 @@ from proximo.ppo.trainer_arguments import (
     as_source,
     as_value,
     check_config,
+    check_engine,
     check_environment,
     check_learning,
     check_models,
@@ -126,6 +127,7 @@ class PPOTrainer:
     ) -> None:
         check_config(config)
         check_tokenizer(tokenizer)
+        check_engine(engine)
         self.config = config or PPOConfig()
         self.seed = as_seed(seed)
         self.tokenizer = tokenizer

@@ -147,6 +147,14 @@ def _as_language_model(model: "LanguageModel | PreTrainedModel", *, role: str) -
     return language_model
 
 
+def check_engine(engine: Any) -> None:
+    """Raises ConfigError for what samples nothing."""
+    if engine is not None and not callable(getattr(engine, "generate", None)):
+        raise ConfigError(
+            f"engine must be an object with the methods of proximo.rollout.engine.Engine, got {engine!r:.60}"
+        )
+
+
 def check_config(config: Any) -> None:
     """Raises ConfigError for anything but a PPOConfig or None."""
     if not isinstance(config, PPOConfig | None):

@@ -8,6 +8,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, overload
 
 from proximo import session_functions
+from proximo.errors import UserError
 from proximo.user_code import functions_of_the_working_directory
 
 if TYPE_CHECKING:
@@ -227,6 +228,8 @@ def compare(
     """
     from proximo.commands.report import make_comparison
 
+    if isinstance(runs, str | os.PathLike):
+        raise UserError(f"runs is a list of folders or SavedRuns, got one: write [{str(runs)!r}, ...]")
     return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)
 
 
