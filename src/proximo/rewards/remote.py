@@ -244,7 +244,7 @@ class RemoteReward:
 
 @dataclass(kw_only=True, slots=True)
 class _Request(Generic[Reply]):
-    """One request."""
+    """A request of a call to the service: its body, how its reply is read, and how often it was sent."""
 
     number: int
     """Among those of the same call."""
