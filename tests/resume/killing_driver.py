@@ -1,14 +1,15 @@
 """A program that runs command lines of Proximo in child processes and kills them. Not which, nor when: it is told.
 
 One job per line of standard input, one report per line of standard output, both JSON. A child is a fork of this
-process, which has imported everything and computed nothing; it dies by a real SIGKILL at an exact place. The package
-has no hook for this: its functions are replaced in the child.
+process, which has imported everything and computed nothing; it dies by a real SIGKILL, from within at an exact place,
+or from outside at a moment of the clock. The package has no hook for this: its functions are replaced in the child.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -165,12 +166,30 @@ def child(job: dict[str, Any]) -> Never:
     os._exit(status)
 
 
+def kill_by_the_clock(process: int, job: dict[str, Any]) -> None:
+    """SIGKILL from outside: `seconds` after metrics.jsonl has `lines` lines more than at the start of this life."""
+    log, kill = Path(job["folder"]) / "metrics.jsonl", job["kill"]
+    size = log.stat().st_size if log.exists() else 0
+    seen = 0
+    while seen < kill["lines"] and not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.002)
+        now = log.stat().st_size if log.exists() else 0
+        seen += now > size  # a growth is at least one line; a resume may first have cut the file back
+        size = now
+    time.sleep(kill["seconds"])
+    os.kill(process, signal.SIGKILL)
+    *_, last = log.read_text().splitlines()
+    Path(job["note"]).write_text(f"by the clock, {kill['seconds']:.3f} s after a line; then the last was {last[:12]}")
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """One life: its exit status (negative: the signal that ended it), and where it was killed."""
     Path(job["note"]).unlink(missing_ok=True)
     process = os.fork()
     if process == 0:
         child(job)
+    if job["kill"] and job["kill"]["at"] == "clock":
+        kill_by_the_clock(process, job)
     _, status = os.waitpid(process, 0)
     note = Path(job["note"])
     return {"status": os.waitstatus_to_exitcode(status), "where": note.read_text() if note.exists() else ""}

@@ -62,6 +62,7 @@ class Driver:
         job = {
             "argv": [kind, str(path), "--resume=auto", "--quiet"],
             "kill": kill,
+            "folder": recipe["run"]["folder"],
             "output": str(path.with_name("output.txt")),
             "note": str(path.with_name("note.txt")),
         }

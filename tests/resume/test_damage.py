@@ -165,3 +165,8 @@ def test_where_no_checkpoint_is_whole_a_resume_says_what_is_wrong_with_the_lates
     refused = pytest.raises(CheckpointError, match=rf"checkpoint of step 5 is not complete: {fifth} is missing")
     with damaged(fourth, None), damaged(fifth, None), refused:
         run("ppo", recipe(finished), RunOptions(quiet=True, resume="auto"))
+
+
+@pytest.mark.soak
+def test_two_hundred_flips_of_every_file_are_found_before_it_is_used(finished: Path) -> None:
+    print(f"{check_every_file(finished, num_flips=200):,} readings of a damaged checkpoint")

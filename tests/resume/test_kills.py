@@ -32,42 +32,6 @@ def driver() -> Iterator[Driver]:
         yield started
 
 
-def random_kill(draw: random.Random) -> dict[str, Any]:
-    """Inside training, inside a save, or around the line between the two."""
-    moment = draw.choice(("before", "torn", "after"))
-    kills: list[dict[str, Any]] = [
-        {"at": "call", "step": draw.randint(2, 5), "number": draw.randrange(8000)},
-        {"at": "effect", "save": draw.randint(1, 2), "effect": draw.randrange(30), "moment": moment},
-        {"at": "line", "line": draw.randint(1, 4), "moment": draw.choice(("torn", "after"))},
-    ]
-    return draw.choice(kills)
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("no_report_no_fsync")
-@pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_ten_random_kills_change_nothing(staleness: int, tmp_path: Path, driver: Driver) -> None:
-    """Four steps ahead tokens depend on the clock, so that bits differ; each step is taken once, on its prompts."""
-    place = make_inputs(tmp_path)
-    longer = {"ppo.num_steps": 50, "ppo.rollout.staleness": staleness, "run.tensorboard": True}
-    recipe = changed(recipe_of("ppo", place), longer)
-    driver.live("ppo", recipe)
-    expected, asked = outcome(place / "run"), asked_prompts(place / "run")
-    (place / "run").rename(place / "uninterrupted")
-    draw = random.Random(staleness)
-    lives = [driver.live("ppo", recipe, random_kill(draw)) for _ in range(10)]
-    driver.live("ppo", recipe)
-    if staleness < 4:
-        assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
-    assert asked_prompts(place / "run") == asked
-    assert_steps_once_in_tensorboard(place / "run" / "tensorboard", 50)
-
-
-def asked_prompts(folder: Path) -> list[tuple[int, str]]:
-    """Step and prompt of every response that is logged."""
-    return [(line["step"], line["prompt_id"]) for line in read_lines(folder / "samples.jsonl")]
-
-
 @pytest.mark.usefixtures("no_report_no_fsync")
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_run_of_killed_processes_ends_with_the_same_bits(kind: Kind, tmp_path: Path, driver: Driver) -> None:
