@@ -3,7 +3,7 @@
 An operator names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
 functions of `fused_functions.py` save little: what is cheap to compute again is not kept. It holds no state of a pass.
 
-Norms compute in the type of their weights. Products compute in the type of their inputs, which is that of the weights
+Norms compute in the wider type of rows and weights, and give that of the rows. Products compute in the type of their inputs, which is that of the weights
 or bfloat16; then weights are cast once within `casting`, and gradients come out in the type of the weights.
 
 In a backward pass, `for_x` is the gradient of x, g_x in formulas. Legend: T rows, D width, I and O inputs and outputs
@@ -74,12 +74,15 @@ class RMSNorm:
         """What a row over its rms is multiplied by, [D]."""
         return self.weight if self.offset == 0 else self.weight + self.offset
 
+    def _wide(self, rows: Tensor) -> Tensor:
+        return rows.to(torch.promote_types(rows.dtype, self.weight.dtype))
+
     def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows [T, D] -> the output [T, D], and 1 / rms [T, 1] for the backward pass."""
         factor = self.factor()
         if (kernels := row_kernels_for(rows)) is not None:
             return kernels.norm(rows, factor, self.epsilon)
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        norms = torch.linalg.vector_norm(self._wide(rows), dim=-1, keepdim=True)
         inverse = norms.square_().div_(rows.shape[-1]).add_(self.epsilon).rsqrt_()
         return self.again(rows, inverse), inverse
 
@@ -88,7 +91,7 @@ class RMSNorm:
         factor = self.factor()
         if (kernels := row_kernels_for(rows)) is not None:
             return kernels.scale(rows, inverse, factor)
-        return torch.mul(rows, inverse).mul_(factor)
+        return torch.mul(rows, inverse).mul_(factor).to(rows.dtype)
 
     def backward(
         self,
@@ -109,13 +112,17 @@ class RMSNorm:
             for_weight = kernels.norm_backward(gradient, rows, inverse, factor, more, into)
             found.add(self.weight, lambda: for_weight)
             return into
-        gradient, rows = gradient.to(factor.dtype), rows.to(factor.dtype)
+        gradient, rows = self._wide(gradient), self._wide(rows)
+        factor = factor.to(rows.dtype)
         # With p = g x: coefficient = -r^3 / D * (p . w), dw = p' r, and dx = (g w) r + coefficient x.
         products = gradient * rows
         coefficient = torch.mv(products, factor).unsqueeze_(1).mul_(inverse.pow(3)).div_(-rows.shape[-1])
         found.add(self.weight, lambda: torch.mv(products.t(), inverse[:, 0]))
-        torch.mul(gradient, factor, out=into).mul_(inverse).addcmul_(rows, coefficient)
-        return into if more is None else into.add_(more)
+        # Out of place where the sum is wider than what it is written to.
+        made = torch.mul(gradient, factor, out=into if into.dtype is rows.dtype else None)
+        made.mul_(inverse).addcmul_(rows, coefficient)
+        made = made if more is None else made.add_(more)
+        return made if made is into else into.copy_(made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

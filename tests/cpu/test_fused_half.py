@@ -16,7 +16,7 @@ from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo_cpu.fused_functions import AttentionInputs, operand, result
 from proximo_cpu.fused_layers import FusedLayers
-from proximo_cpu.operators import Linear
+from proximo_cpu.operators import Gradients, Linear, RMSNorm
 
 
 def sequences() -> Packed:
@@ -143,3 +143,18 @@ def test_two_roles_on_one_base_keep_adapters_of_their_own() -> None:
     assert torch.equal(together[0], alone)
     assert torch.equal(together[1], apart)
     assert not torch.equal(*together)
+
+
+def test_a_norm_of_narrow_rows_computes_in_the_type_of_its_weights() -> None:
+    """As norms of heads do on a device whose kernels stand aside."""
+    rows, gradient = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.linspace(0.5, 2, 24)
+    norm, results = RMSNorm(weight=weight, epsilon=1e-5), []
+    for dtype in (torch.bfloat16, torch.float32):
+        found, given = Gradients([weight], [True]), rows.to(dtype)
+        normed, inverse = norm.run(given)
+        into = norm.backward(gradient.to(dtype), given, inverse, found, into=torch.empty_like(given), more=given)
+        assert normed.dtype is into.dtype is dtype
+        results.append((normed, into, inverse, *found.all))
+    for (narrow, wide), rtol in zip(zip(*results, strict=True), (0.01, 0.01, 1e-5, 1e-5), strict=True):
+        torch.testing.assert_close(narrow.float(), wide, rtol=rtol, atol=rtol)
