@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpu.bench import ROOT, Bench, CannotRun, brief
 from gpu.floors import shares
-from gpu.made import TINY, causal, config_of, parameters_of, prompts_of
+from gpu.made import TINY, causal, config_of, prompts_of
 from work import SIZES, Job, make_models
 
 SIDES = {"proximo": "side_proximo.py", "trl": "side_trl.py"}
@@ -78,7 +78,7 @@ def peers_training(bench: Bench) -> dict[str, Any]:
 
     bench.free()
     seconds = bench.median_seconds(step, repeats=2)
-    rate = 6 * parameters_of(model) * rows * length / seconds
+    rate = 6 * model.num_parameters() * rows * length / seconds
     found = {"tokens_per_second": rows * length / seconds, "seconds": seconds, "peak_GiB": bench.peak_gib()}
     return {**found, "mfu": rate / bench.rates["bf16"]}
 

@@ -107,11 +107,6 @@ def in_4_bits(size: str, *, device: str) -> LanguageModel:
         return load_language_model(source, device=torch.device(device), precision=Precision("bf16"))
 
 
-def parameters_of(model: nn.Module) -> int:
-    """Their number."""
-    return sum(weight.numel() for weight in model.parameters())
-
-
 def fast_trainer(kind: str, size: str, config: Mapping[str, Any], *, device: str) -> PPOTrainer:
     """In bf16, made on the device.
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from proximo.models.attention.varlen import names_grouped_heads, varlen_kernel
 from proximo.models.language import LanguageModel
-from proximo.models.heads import TokenLogprobs
 from proximo.models.packing import pack_responses
 from proximo.models.precision.placement import Precision
 
@@ -88,9 +87,9 @@ def _compared(
 
 
 def _answers(model_type: str, *, device: str, how: str) -> tuple[tuple[Tensor, ...], dict[str, int]]:
-    """(log-probs, entropies, all gradients) and the operators of attention. Three responses share a prompt.
+    """(log-probs, entropies, all gradients) and, of a second pass, the operators of attention.
 
-    Operators are counted in a second pass: kernels of Triton stand aside where operators are recorded.
+    Three responses share a prompt. Kernels of Triton stand aside where operators are recorded.
     """
     draw = torch.Generator().manual_seed(0)
     prompt_lengths, response_lengths = (7, 9, 20, 3), (5, 31, 12, 1, 64, 17)
@@ -98,19 +97,13 @@ def _answers(model_type: str, *, device: str, how: str) -> tuple[tuple[Tensor, .
     prompts = [ids[0], ids[1], ids[1], ids[1], ids[2], ids[3]]
     model = LanguageModel(causal(TINY, model_type=model_type, wide=True).to(device), precision=Precision(how))
     batch = pack_responses(prompts, ids[4:], device=device)
-
-    def passes() -> TokenLogprobs:
-        tokens = model.response_logprobs(batch, entropy=True)
-        assert tokens.entropy is not None
-        (tokens.logprobs.sum() + 0.1 * tokens.entropy.sum()).backward()
-        return tokens
-
-    tokens = passes()
-    gradients = torch.cat([weight.grad.flatten().cpu() for weight in model.model.parameters() if weight.grad is not None])
+    tokens = model.response_logprobs(batch, entropy=True)
     assert tokens.entropy is not None
-    answers = tokens.logprobs.detach().cpu(), tokens.entropy.detach().cpu(), gradients
-    with OperatorCounts() as operators:
-        passes()
+    (tokens.logprobs.sum() + 0.1 * tokens.entropy.sum()).backward()
+    gradients = [weight.grad.flatten().cpu() for weight in model.model.parameters() if weight.grad is not None]
+    answers = tokens.logprobs.detach().cpu(), tokens.entropy.detach().cpu(), torch.cat(gradients)
+    with torch.no_grad(), OperatorCounts() as operators:
+        model.response_logprobs(batch)
     return answers, operators.attention()
 
 

@@ -3,8 +3,9 @@
 An operator names tensors of the model and computes with them. Its backward pass is written out, so that the autograd
 functions of `fused_functions.py` save little: what is cheap to compute again is not kept. It holds no state of a pass.
 
-Norms compute in the wider type of rows and weights, and give that of the rows. Products compute in the type of their inputs, which is that of the weights
-or bfloat16; then weights are cast once within `casting`, and gradients come out in the type of the weights.
+Norms compute in the wider type of rows and weights, and give that of the rows. Products compute in the type of their
+inputs, which is that of the weights or bfloat16; then weights are cast once within `casting`, and gradients come out in
+the type of the weights.
 
 In a backward pass, `for_x` is the gradient of x, g_x in formulas. Legend: T rows, D width, I and O inputs and outputs
 of a linear layer, r rank of an adapter, F width of an activation.
@@ -75,7 +76,7 @@ class RMSNorm:
         return self.weight if self.offset == 0 else self.weight + self.offset
 
     def _wide(self, rows: Tensor) -> Tensor:
-        return rows.to(torch.promote_types(rows.dtype, self.weight.dtype))
+        return rows.to(max(rows.dtype, self.weight.dtype, key=lambda dtype: dtype.itemsize))
 
     def run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows [T, D] -> the output [T, D], and 1 / rms [T, 1] for the backward pass."""
