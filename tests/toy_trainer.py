@@ -104,10 +104,10 @@ class ToyTask(SupervisedTask[LanguageModel, TextExample, ToyConfig]):
 TOY_METRICS = TrainerMetrics(
     tables={
         "Toy": (
-            Metric("toy/loss", Mean, "nats", DOWN).means("The loss."),
-            Metric("toy/gradient_norm", Mean, "norm").means("Before clipping."),
-            Metric("toy/learning_rate", Last, "per update").means("Of the last update."),
-            Metric("toy/skipped_updates", Sum, "updates").means("Updates left out."),
+            Metric("toy/loss", Mean, "nats", DOWN, "The loss."),
+            Metric("toy/gradient_norm", Mean, "norm", definition="Before clipping."),
+            Metric("toy/learning_rate", Last, "per update", definition="Of the last update."),
+            Metric("toy/skipped_updates", Sum, "updates", definition="Updates left out."),
         )
     },
     evaluation=(HELD_OUT_LOSS,),

@@ -1,4 +1,4 @@
-"""Generates docs/metrics.md from the declarations.
+"""Brings docs/metrics.md up to date with the declarations: all but the definitions, which are written there.
 
 PYTHONPATH=tests python -m docs.metrics_page > docs/metrics.md
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.definitions import Curve, Metric
+from proximo.metrics.report.views import definition_of
 from proximo.metrics.shared_declarations import RUN, SPEED
 from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Quantile, Sum
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
@@ -24,7 +25,7 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
 OPENING = """\
 # Metrics
 
-<!-- Generated from the declarations of the metrics; a test compares the two. -->
+<!-- The definitions are written here. All else is generated from the declarations; a test compares the two. -->
 
 Every run writes one line per step to `metrics.jsonl`: `step`, then the metrics on this page. TensorBoard and
 `report.html` show the same numbers. A metric that is not on this page cannot be recorded.
@@ -104,7 +105,7 @@ def _metric_table(heading: str, metrics: Sequence[Metric]) -> str:
 def _metric_line(metric: Metric) -> str:
     mark = "" if metric.repeatable else " †"
     better = metric.better or ""
-    cells = [f"`{metric.name}`{mark}", metric.unit, REDUCTIONS[metric.reduction], better, metric.definition]
+    cells = [f"`{metric.name}`{mark}", metric.unit, REDUCTIONS[metric.reduction], better, definition_of(metric)]
     return _row(cells)
 
 

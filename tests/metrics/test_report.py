@@ -66,7 +66,7 @@ def test_a_ppo_report_shows_headline_curves_samples_and_configuration(ppo_report
         "Score", "Gold score", "KL from the reference", "Answer length", "Entropy", "Clip fraction",
         "Explained variance of the critic", "Throughput", "Time of a step by phase", "-0.40 →", "60 steps",
         "Before step 0", "After step 60", "Write about item 0:", "cut at the limit", "warmth", "coefficient: 0.05",
-        "threads: 2", "No alarms.",
+        "threads: 2", "No alarms.", "an unbiased estimate of KL(policy || reference) of whole responses. [nats]",
     ):  # fmt: skip
         assert words in page.text, words
     assert page.tags.count("svg") > 12

@@ -1,6 +1,6 @@
-"""Declarations: a metric's name, unit, definition and reduction, and the curves of a report.
+"""Declarations: a metric's name, reduction and unit, and the curves of a report.
 
-Recording an undeclared name is an error, so the documentation is always complete.
+Recording an undeclared name is an error, so the documentation is always complete. docs/metrics.md defines each metric.
 """
 
 import re
@@ -28,9 +28,7 @@ UP, DOWN = Better.UP, Better.DOWN
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One declared metric.
-
-    Metric("sft/loss", Mean, "nats per token", DOWN).means("Negative log-prob of the next token.")
+    """One declared metric: `Metric("sft/loss", Mean, "nats per token", DOWN)`.
 
     A name with `<component>` is a pattern, in which it stands for one segment of letters, digits, `_.-`.
     """
@@ -40,12 +38,9 @@ class Metric:
     unit: str
     better: Better | None = None
     definition: str = ""
+    """Of a metric that docs/metrics.md does not define, since its trainer is of another package; in sentences."""
     repeatable: bool = field(default=True, kw_only=True)
     """False for times and memory, which differ between two runs of the same recipe."""
-
-    def means(self, definition: str) -> "Metric":
-        """The metric with its definition, in sentences."""
-        return replace(self, definition=definition)
 
     @property
     def is_pattern(self) -> bool:

@@ -159,121 +159,50 @@ SPEED = (
 )
 
 
-HELD_OUT_LOSS = Metric("evaluation/loss", Mean, "nats", DOWN).means(
-    "The training loss on held-out data: nats per token, or per pair when training on pairs; with KTO the weight lost "
-    "per answer."
-)
+HELD_OUT_LOSS = Metric("evaluation/loss", Mean, "nats", DOWN)
 
 PAIRS = (
-    Metric("evaluation/pairs", Sum, "pairs").means("Number of held-out pairs in these means."),
-    Metric("evaluation/pair_accuracy", Mean, "fraction", UP).means(
-        "Fraction of held-out pairs whose chosen answer scores higher; a tie counts half."
-    ),
-    Metric("evaluation/margin_mean", Mean, "score", UP).means(
-        "Mean over held-out pairs of chosen score minus rejected score."
-    ),
-    Metric("evaluation/score_chosen_mean", Mean, "score").means(
-        "Mean score of the chosen answers of the held-out pairs."
-    ),
-    Metric("evaluation/score_rejected_mean", Mean, "score").means(
-        "Mean score of the rejected answers of the held-out pairs."
-    ),
+    Metric("evaluation/pairs", Sum, "pairs"),
+    Metric("evaluation/pair_accuracy", Mean, "fraction", UP),
+    Metric("evaluation/margin_mean", Mean, "score", UP),
+    Metric("evaluation/score_chosen_mean", Mean, "score"),
+    Metric("evaluation/score_rejected_mean", Mean, "score"),
 )
 
-CALIBRATION = Metric("evaluation/calibration_error", Last, "fraction", DOWN).means(
-    "Expected calibration error over held-out pairs: the difference between the confidence in the preferred answer, "
-    "sigmoid(|margin|), and the fraction of pairs in which that answer was the chosen one; mean over ten bins of "
-    "confidence, weighted by their pairs."
-)
+CALIBRATION = Metric("evaluation/calibration_error", Last, "fraction", DOWN)
 
 
 def balancing_metric(group: str) -> Metric:
     """`group`: the first part of the name."""
-    return Metric(f"{group}/balancing_loss", Mean, "experts per token", DOWN).means(
-        "Load-balancing loss of a mixture of experts before its coefficient, mean over updates: the number of experts "
-        "times the sum over experts of share of tokens times mean probability. It is the number of experts per token "
-        "where all get alike, and the number of experts where one gets all. Only for a model that is balanced."
-    )
+    return Metric(f"{group}/balancing_loss", Mean, "experts per token", DOWN)
 
 
 PROGRESS = (
-    Metric("progress/step", Last, "steps").means(
-        "Completed steps: rollout batches with all their epochs in PPO, updates elsewhere. 0 is the state before "
-        "training."
-    ),
-    Metric("progress/epoch", Last, "epochs").means(
-        "Epochs over the training data, including the fraction of the current epoch."
-    ),
-    Metric("progress/prompts", Last, "prompts").means(
-        "Prompts (PPO), examples (SFT) or pairs (reward model) used since the start."
-    ),
-    Metric("progress/updates", Last, "updates").means(
-        "Optimizer steps of the model that is trained, in PPO of the policy, since the start."
-    ),
-    Metric("progress/non_finite_metrics", Sum, "metrics", DOWN).means(
-        "Metrics of this step that were NaN or infinite and are absent from its line. Written only if there are any."
-    ),
-    Metric("progress/sink_failures", Sum, "failures", DOWN, repeatable=False).means(
-        "Failures of the sinks in `run.sinks` since the previous line. Written only if there are any."
-    ),
-    Metric("progress/push_failures", Sum, "failures", DOWN, repeatable=False).means(
-        "Pushes to the Hub (`run.push`) that failed since the previous line. Written only if there are any."
-    ),
+    Metric("progress/step", Last, "steps"),
+    Metric("progress/epoch", Last, "epochs"),
+    Metric("progress/prompts", Last, "prompts"),
+    Metric("progress/updates", Last, "updates"),
+    Metric("progress/non_finite_metrics", Sum, "metrics", DOWN),
+    Metric("progress/sink_failures", Sum, "failures", DOWN, repeatable=False),
+    Metric("progress/push_failures", Sum, "failures", DOWN, repeatable=False),
 )
 
 FILTER = (
-    Metric("filter/active", Last, "prompts").means(
-        "Prompts that are in use: all except those that `data.filter` removed."
-    ),
-    Metric("filter/too_easy", Last, "prompts").means(
-        "Prompts removed so far because their mean score in an epoch was above `data.filter.above`."
-    ),
-    Metric("filter/too_hard", Last, "prompts").means(
-        "Prompts removed so far because their mean score in an epoch was below `data.filter.below`."
-    ),
-    Metric("filter/kept_beyond_bounds", Last, "prompts").means(
-        "Prompts beyond a bound that were kept at the end of the last epoch, because of `max_fraction` or because too "
-        "few prompts would remain for a step (with a warning)."
-    ),
+    Metric("filter/active", Last, "prompts"),
+    Metric("filter/too_easy", Last, "prompts"),
+    Metric("filter/too_hard", Last, "prompts"),
+    Metric("filter/kept_beyond_bounds", Last, "prompts"),
 )
 
-TIMED = {
-    "rollout": "generating the responses",
-    "generate_greedy": "generating the most likely responses, with the advantages `greedy_baseline`",
-    "score": "scoring them",
-    "reference": "the reference model's log-probs",
-    "values": "the value model's forward pass",
-    "policy_logprobs": "recomputing the policy's log-probs, in runs that cannot use the sampler's",
-    "policy_logprobs_and_values": "the joint pass for both, in such runs when policy and value share a trunk",
-    "experience": "rewards, advantages and returns",
-    "train_value": "the updates of the value model",
-    "train_policy": "the updates of the policy",
-    "push_weights": "sending the policy's weights to the engine and comparing log-probs; next to nothing with the "
-    "built-in engine",
-    "move_average": "moving the average of the policy",
-    "follow_policy": "moving the reference after the policy",
-    "extra": "the user-defined calls of the step",
-    "train_policy_and_value": "the updates of both on a shared trunk",
-    "evaluate": "evaluation on held-out data",
-    "step": "the whole step, without evaluation and saving",
-}
+TIMED = """rollout generate_greedy score reference values policy_logprobs policy_logprobs_and_values experience
+train_value train_policy push_weights move_average follow_policy extra train_policy_and_value evaluate step"""
 
-TIME = tuple(
-    Metric(f"time/{phase}_seconds", Sum, "seconds", DOWN, repeatable=False).means(f"Wall time of {what}.")
-    for phase, what in TIMED.items()
-)
+TIME = tuple(Metric(f"time/{phase}_seconds", Sum, "seconds", DOWN, repeatable=False) for phase in TIMED.split())
 
 THROUGHPUT = (
-    Metric("throughput/rollout_tokens_per_second", Mean, "tokens per second", UP, repeatable=False).means(
-        "Generated response tokens divided by the seconds of the rollout."
-    ),
-    Metric("throughput/train_tokens_per_second", Mean, "tokens per second", UP, repeatable=False).means(
-        "Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates. A prompt counts "
-        "for each of its responses, also where they share its computation."
-    ),
-    Metric("memory/peak_mib", Max, "MiB", DOWN, repeatable=False).means(
-        "Peak memory of the step: of the accelerator if there is one, otherwise of the process."
-    ),
+    Metric("throughput/rollout_tokens_per_second", Mean, "tokens per second", UP, repeatable=False),
+    Metric("throughput/train_tokens_per_second", Mean, "tokens per second", UP, repeatable=False),
+    Metric("memory/peak_mib", Max, "MiB", DOWN, repeatable=False),
 )
 
 RUN = (*PROGRESS, *FILTER, *TIME, *THROUGHPUT)

@@ -63,37 +63,21 @@ class DPORecipe(ReferenceRecipe):
 
 
 TRAINING = (
-    Metric("dpo/loss", Mean, "nats per pair", DOWN).means(
-        "The DPO loss, mean over the pairs of the step. The reference has ln 2 = 0.693, or 1 / (4 beta^2) with "
-        "dpo.loss: ipo."
-    ),
-    Metric("dpo/accuracy", Mean, "fraction", UP).means(
-        "Fraction of pairs whose chosen answer has the higher implicit reward; a tie counts half."
-    ),
-    Metric("dpo/margin", Mean, "score", UP).means(
-        "Mean over pairs of the chosen answer's implicit reward minus the rejected one's."
-    ),
-    Metric("dpo/reward_chosen", Mean, "score").means(
-        "Mean implicit reward of the chosen answers: beta times policy log-prob minus reference log-prob."
-    ),
-    Metric("dpo/reward_rejected", Mean, "score").means("Mean implicit reward of the rejected answers."),
-    Metric("dpo/logprob_chosen", Mean, "nats").means(
-        "Mean log-prob of the whole chosen answers under the policy. The loss depends only on differences, so this may "
-        "fall while the margin grows."
-    ),
-    Metric("dpo/logprob_rejected", Mean, "nats").means("Mean log-prob of the whole rejected answers under the policy."),
-    Metric("dpo/pairs", Sum, "pairs").means("Number of pairs in the step."),
+    Metric("dpo/loss", Mean, "nats per pair", DOWN),
+    Metric("dpo/accuracy", Mean, "fraction", UP),
+    Metric("dpo/margin", Mean, "score", UP),
+    Metric("dpo/reward_chosen", Mean, "score"),
+    Metric("dpo/reward_rejected", Mean, "score"),
+    Metric("dpo/logprob_chosen", Mean, "nats"),
+    Metric("dpo/logprob_rejected", Mean, "nats"),
+    Metric("dpo/pairs", Sum, "pairs"),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
     *PAIRS,
-    Metric("evaluation/logprob_chosen", Mean, "nats").means(
-        "Mean log-prob of the whole chosen answers of the held-out pairs under the policy."
-    ),
-    Metric("evaluation/logprob_rejected", Mean, "nats").means(
-        "Mean log-prob of the whole rejected answers of the held-out pairs under the policy."
-    ),
+    Metric("evaluation/logprob_chosen", Mean, "nats"),
+    Metric("evaluation/logprob_rejected", Mean, "nats"),
     CALIBRATION,
 )
 

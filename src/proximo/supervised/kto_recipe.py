@@ -86,53 +86,30 @@ ENOUGH_ANSWERS = 100
 """Fewer answers than this may be unbalanced by chance."""
 
 
-def _label_metrics(group: str, answers: str) -> tuple[Metric, ...]:
-    """The metrics of `label_metrics` (kto_trainer.py). `answers`: those that the means are over."""
+def _label_metrics(group: str) -> tuple[Metric, ...]:
+    """The metrics of `label_metrics` (kto_trainer.py)."""
     return (
-        Metric(f"{group}/reference_point", Mean, "nats").means(
-            f"z0 of {answers}: the mean log-ratio of each prompt with the answer to another one, or 0 if that is "
-            "negative. An estimate, from below, of the KL divergence from the reference."
-        ),
-        Metric(f"{group}/auc", Mean, "fraction", UP).means(
-            f"Area under the ROC curve: of all pairs of a desirable and an undesirable one among {answers}, the "
-            "fraction in which the desirable one has the higher implicit reward; a tie counts half. Absent where a "
-            "label is missing."
-        ),
-        Metric(f"{group}/margin", Mean, "score", UP).means(
-            f"Mean implicit reward of the desirable answers minus that of the undesirable, among {answers}."
-        ),
-        Metric(f"{group}/reward_desirable", Mean, "score").means(
-            f"Mean implicit reward of the desirable ones among {answers}: beta times policy log-prob minus reference "
-            "log-prob."
-        ),
-        Metric(f"{group}/reward_undesirable", Mean, "score").means(
-            f"Mean implicit reward of the undesirable ones among {answers}."
-        ),
-        Metric(f"{group}/logprob_desirable", Mean, "nats").means(
-            f"Mean log-prob of the whole desirable ones among {answers} under the policy."
-        ),
-        Metric(f"{group}/logprob_undesirable", Mean, "nats").means(
-            f"Mean log-prob of the whole undesirable ones among {answers} under the policy."
-        ),
+        Metric(f"{group}/reference_point", Mean, "nats"),
+        Metric(f"{group}/auc", Mean, "fraction", UP),
+        Metric(f"{group}/margin", Mean, "score", UP),
+        Metric(f"{group}/reward_desirable", Mean, "score"),
+        Metric(f"{group}/reward_undesirable", Mean, "score"),
+        Metric(f"{group}/logprob_desirable", Mean, "nats"),
+        Metric(f"{group}/logprob_undesirable", Mean, "nats"),
     )
 
 
 TRAINING = (
-    Metric("kto/loss", Mean, "weight", DOWN).means(
-        "The KTO loss, mean over the answers of the step. An answer has 0 to its weight; the reference has half of the "
-        "weight."
-    ),
-    *_label_metrics("kto", "the answers of the step"),
-    Metric("kto/examples", Sum, "answers").means("Number of answers in the step."),
-    Metric("kto/desirable_fraction", Mean, "fraction").means(
-        "Fraction of the answers of the step that are labelled desirable."
-    ),
+    Metric("kto/loss", Mean, "weight", DOWN),
+    *_label_metrics("kto"),
+    Metric("kto/examples", Sum, "answers"),
+    Metric("kto/desirable_fraction", Mean, "fraction"),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
-    Metric("evaluation/examples", Sum, "answers").means("Number of held-out labelled answers in these means."),
-    *_label_metrics("evaluation", "the held-out answers"),
+    Metric("evaluation/examples", Sum, "answers"),
+    *_label_metrics("evaluation"),
 )
 
 CURVES = (

@@ -54,13 +54,9 @@ def supervised_metrics(
 
 def _update_metrics(group: str) -> tuple[Metric, ...]:
     return (
-        Metric(f"{group}/gradient_norm", Mean, "norm").means(
-            "L2 norm of the gradient before clipping, mean over updates."
-        ),
-        Metric(f"{group}/learning_rate", Last, "per update").means("Learning rate of the last update."),
-        Metric(f"{group}/skipped_updates", Sum, "updates", DOWN).means(
-            "Updates skipped because the gradient was not finite."
-        ),
+        Metric(f"{group}/gradient_norm", Mean, "norm"),
+        Metric(f"{group}/learning_rate", Last, "per update"),
+        Metric(f"{group}/skipped_updates", Sum, "updates", DOWN),
         balancing_metric(group),
     )
 

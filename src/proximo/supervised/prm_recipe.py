@@ -47,45 +47,23 @@ class PRMRecipe(ScalarRecipe):
 
 
 TRAINING = (
-    Metric("prm/loss", Mean, "nats per step", DOWN).means(
-        "Binary cross entropy of the labels of the steps that count, mean over these steps."
-    ),
-    Metric("prm/step_accuracy", Mean, "fraction", UP).means(
-        "Fraction of steps whose probability of being right is on the same side of 1/2 as their label."
-    ),
-    Metric("prm/label_mean", Mean, "fraction").means(
-        "Mean label of the steps: the fraction that is right, if labels are 0 or 1."
-    ),
-    Metric("prm/probability_mean", Mean, "fraction").means(
-        "Mean probability of being right that the model gives the steps."
-    ),
-    Metric("prm/solutions", Sum, "solutions").means("Number of solutions in the step of the run."),
-    Metric("prm/steps", Sum, "steps").means("Number of steps of these solutions that count."),
+    Metric("prm/loss", Mean, "nats per step", DOWN),
+    Metric("prm/step_accuracy", Mean, "fraction", UP),
+    Metric("prm/label_mean", Mean, "fraction"),
+    Metric("prm/probability_mean", Mean, "fraction"),
+    Metric("prm/solutions", Sum, "solutions"),
+    Metric("prm/steps", Sum, "steps"),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
-    Metric("evaluation/constant_loss", Last, "nats").means(
-        "The loss of a model that gives each held-out step the mean of their labels. A process reward model has "
-        "learned something if evaluation/loss is lower."
-    ),
-    Metric("evaluation/step_accuracy", Mean, "fraction", UP).means(
-        "Fraction of held-out steps whose probability of being right is on the same side of 1/2 as their label."
-    ),
-    Metric("evaluation/error_found", Mean, "fraction", UP).means(
-        "Of the held-out solutions with a wrong step, the fraction whose first wrong step is the first one that the "
-        "model gives a probability below 1/2."
-    ),
-    Metric("evaluation/right_accepted", Mean, "fraction", UP).means(
-        "Of the held-out solutions without a wrong step, the fraction in which the model gives no step a probability "
-        "below 1/2."
-    ),
-    Metric("evaluation/step_calibration_error", Last, "fraction", DOWN).means(
-        "Expected calibration error over held-out steps: the difference between the mean probability and the mean "
-        "label; mean over ten bins of probability, weighted by their steps."
-    ),
-    Metric("evaluation/solutions", Sum, "solutions").means("Number of held-out solutions in these means."),
-    Metric("evaluation/steps", Sum, "steps").means("Number of held-out steps in these means."),
+    Metric("evaluation/constant_loss", Last, "nats"),
+    Metric("evaluation/step_accuracy", Mean, "fraction", UP),
+    Metric("evaluation/error_found", Mean, "fraction", UP),
+    Metric("evaluation/right_accepted", Mean, "fraction", UP),
+    Metric("evaluation/step_calibration_error", Last, "fraction", DOWN),
+    Metric("evaluation/solutions", Sum, "solutions"),
+    Metric("evaluation/steps", Sum, "steps"),
 )
 
 CURVES = (

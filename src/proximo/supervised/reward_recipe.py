@@ -61,20 +61,12 @@ class RewardRecipe(ScalarRecipe):
 
 
 TRAINING = (
-    Metric("reward_model/loss", Mean, "nats per pair", DOWN).means(
-        "Pairwise loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of random guessing."
-    ),
-    Metric("reward_model/pair_accuracy", Mean, "fraction", UP).means(
-        "Fraction of pairs whose chosen answer scores higher; a tie counts half."
-    ),
-    Metric("reward_model/score_chosen_mean", Mean, "score").means(
-        "Mean score of the chosen answers. Only differences of scores have a meaning: the loss does not fix the zero."
-    ),
-    Metric("reward_model/score_rejected_mean", Mean, "score").means("Mean score of the rejected answers."),
-    Metric("reward_model/margin_mean", Mean, "score", UP).means(
-        "Mean over pairs of chosen score minus rejected score: the log-odds that the model assigns to the pair."
-    ),
-    Metric("reward_model/pairs", Sum, "pairs").means("Number of pairs in the step."),
+    Metric("reward_model/loss", Mean, "nats per pair", DOWN),
+    Metric("reward_model/pair_accuracy", Mean, "fraction", UP),
+    Metric("reward_model/score_chosen_mean", Mean, "score"),
+    Metric("reward_model/score_rejected_mean", Mean, "score"),
+    Metric("reward_model/margin_mean", Mean, "score", UP),
+    Metric("reward_model/pairs", Sum, "pairs"),
 )
 
 CURVES = (

@@ -52,23 +52,15 @@ class SFTRecipe(SupervisedRecipe):
 
 
 TRAINING = (
-    Metric("sft/loss", Mean, "nats per token", DOWN).means(
-        "Negative log-prob of the next token, mean over the tokens in the loss mask of the step."
-    ),
-    Metric("sft/perplexity", ExponentialMean, "perplexity", DOWN).means(
-        "exp of sft/loss. It depends on the tokenizer; use bits per character to compare tokenizers."
-    ),
-    Metric("sft/tokens", Sum, "tokens").means("Number of tokens in the loss mask of the step."),
+    Metric("sft/loss", Mean, "nats per token", DOWN),
+    Metric("sft/perplexity", ExponentialMean, "perplexity", DOWN),
+    Metric("sft/tokens", Sum, "tokens"),
 )
 
 EVALUATION = (
     HELD_OUT_LOSS,
-    Metric("evaluation/perplexity", ExponentialMean, "perplexity", DOWN).means(
-        "exp of the mean nats per held-out token."
-    ),
-    Metric("evaluation/bits_per_character", Mean, "bits", DOWN).means(
-        "Bits of all held-out tokens divided by the number of characters of their text: comparable between tokenizers."
-    ),
+    Metric("evaluation/perplexity", ExponentialMean, "perplexity", DOWN),
+    Metric("evaluation/bits_per_character", Mean, "bits", DOWN),
 )
 
 CURVES = (

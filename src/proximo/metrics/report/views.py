@@ -1,12 +1,15 @@
 """The contents of a report as plain values for the template, with drawn curves."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
 
+from proximo import message_text
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
@@ -49,8 +52,8 @@ class Stage:
     samples: tuple[SamplePair, ...]
     pairs: tuple[ScoredPair, ...]
     """The pairs with the lowest and the highest margins, which show best what a reward model looks at."""
-    metrics: tuple[tuple[str, Metric], ...]
-    """The declared metrics that the run has recorded."""
+    metrics: tuple[tuple[str, Metric, str], ...]
+    """The declared metrics that the run has recorded, with their definitions."""
 
     @property
     def short_title(self) -> str:
@@ -77,8 +80,21 @@ def stage_view(run: Run, *, key: str) -> Stage:
         cards={section: tuple(_cards(run, section, key)) for section in Section},
         samples=pair_samples(run),
         pairs=tuple(pairs if len(pairs) <= PAIRS_SHOWN else (*pairs[:half], *pairs[-half:])),
-        metrics=tuple((name, metric) for name, metric in declared if metric is not None),
+        metrics=tuple((name, metric, definition_of(metric)) for name, metric in declared if metric is not None),
     )
+
+
+def definition_of(metric: Metric) -> str:
+    """In sentences, by docs/metrics.md; empty if there is none."""
+    return metric.definition or _defined().get(metric.name, "")
+
+
+@cache
+def _defined() -> Mapping[str, str]:
+    page = message_text.folder() / "metrics.md"
+    lines = page.read_text(encoding="utf-8").splitlines() if page.is_file() else []  # sources may come without pages
+    rows = (re.split(r" (?<!\\)\| ?", line) for line in lines if line.startswith("| `"))
+    return {cells[0].split("`")[1]: cells[4].replace(r"\|", "|") for cells in rows if len(cells) == 6}
 
 
 def run_alarms(run: Run) -> tuple[Alarm, ...]:
