@@ -1,14 +1,14 @@
 """A decoding pass of ten kernels a layer in bf16, where the modules of a model launch thirty-one.
 
 It computes what the fused layers compute, in the same types: sums of the residual stream are part of the norm that
-follows, the matrices of queries, keys and values are one, and so are those of a gate and its ups. Adapters, norms of
-heads and chunks of long rows add to the ten, and so do products that are not cast.
+follows, the matrices of queries, keys and values are one, and so are those of a gate and its ups. Their adapters are
+one too: eight more kernels. Norms of heads and chunks of long rows add to the ten, and so do products not cast.
 
 Legend: B rows, D width, H query heads, H_kv key heads, K head width, F width between the products of the second half.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,10 +106,13 @@ class _Joint:
     """One or several linear layers of the same inputs."""
 
     layers: tuple[Linear, ...]
+    """Without the adapters that multiply by themselves."""
     sizes: list[int]
     matrix: Tensor | None
     """Of all of them, [sum of sizes, I]; None where they multiply one by one."""
     bias: Tensor | None
+    adapter: tuple[Tensor, Tensor, float] | None
+    """Of all of them: A [sum of r, I], B in blocks [sum of sizes, sum of r], and the scaling."""
 
     @classmethod
     def of(cls, layers: tuple[Linear, ...], dtype: torch.dtype) -> "_Joint":
@@ -119,30 +122,40 @@ class _Joint:
         added_up = any(layer.adapter is not None and layer.adapter.up.dtype is dtype for layer in layers)
         plain = all(layer.rows is None and not layer.transposed for layer in layers) and len(layers) > 1
         cast = plain and dtype is torch.bfloat16 and all(layer.weight.dtype is torch.float32 for layer in layers)
+        adapter = _joint_adapter(layers, dtype)
         if len(biases) not in (0, len(layers)) or not (added_up or cast):
-            return cls(layers, sizes, None, None)
-        if added_up:
-            matrix = torch.cat([layer.matrix(dtype) for layer in layers])
-        else:
-            matrix = joined_cast([layer.weight for layer in layers], dtype)
-        return cls(layers, sizes, matrix, torch.cat(biases).to(dtype) if biases else None)
+            return cls(tuple(replace(layer, adapter=None) for layer in layers), sizes, None, None, adapter)
+        added = torch.cat([layer.matrix(dtype) for layer in layers]) if added_up else None
+        matrix = joined_cast([layer.weight for layer in layers], dtype) if added is None else added
+        return cls(layers, sizes, matrix, torch.cat(biases).to(dtype) if biases else None, adapter)
 
     def run(self, rows: Tensor) -> Tensor:
         """rows [B, I] -> [B, sum of sizes]."""
-        if self.matrix is None and len(self.layers) == 1:
-            return self.layers[0].run(rows)
-        if self.matrix is None:
+        if self.matrix is not None:
+            turned = self.matrix.t()
+            joined = torch.mm(rows, turned) if self.bias is None else torch.addmm(self.bias, rows, turned)
+        else:
             joined = rows.new_empty(len(rows), sum(self.sizes))
             for layer, piece in zip(self.layers, joined.split(self.sizes, dim=1), strict=True):
                 layer.run(rows, out=piece)
-            return joined
-        turned = self.matrix.t()
-        joined = torch.mm(rows, turned) if self.bias is None else torch.addmm(self.bias, rows, turned)
-        for layer, piece in zip(self.layers, joined.split(self.sizes, dim=1), strict=True):
-            if (apart := layer.apart(rows.dtype)) is not None:
-                down, up, scaling = apart
-                piece.addmm_(torch.mm(rows, down.t()), up.t(), alpha=scaling)
+        if self.adapter is not None:
+            down, up, scaling = self.adapter
+            joined.addmm_(torch.mm(rows, down.t()), up.t(), alpha=scaling)
         return joined
+
+
+def _joint_adapter(layers: Sequence[Linear], dtype: torch.dtype) -> tuple[Tensor, Tensor, float] | None:
+    """See `_Joint.adapter`: two products for all layers, in place of two for each."""
+    each = [(layer, layer.apart(dtype)) for layer in layers]
+    known = [adapter for _, adapter in each if adapter is not None]
+    if not known:
+        return None
+    scaling = known[0][2]
+    blocks = [
+        layer.weight.new_empty(layer.num_outputs, 0, dtype=dtype) if found is None else found[1] * (found[2] / scaling)
+        for layer, found in each
+    ]
+    return torch.cat([down for down, _, _ in known]), torch.block_diag(*blocks), scaling
 
 
 @dataclass(frozen=True, slots=True)
