@@ -150,7 +150,7 @@ def _joint_adapter(layers: Sequence[Linear], dtype: torch.dtype) -> tuple[Tensor
     known = [adapter for _, adapter in each if adapter is not None]
     if not known:
         return None
-    scaling = known[0][2]
+    scaling = known[0][2] or 1.0  # divided by below
     blocks = [
         layer.weight.new_empty(layer.num_outputs, 0, dtype=dtype) if found is None else found[1] * (found[2] / scaling)
         for layer, found in each
