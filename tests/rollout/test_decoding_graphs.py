@@ -134,8 +134,8 @@ def responses(
     *, new: int = 90, kind: str = "llama", on_finished: Callable[..., None] | None = None, **given: Any
 ) -> Drawn:
     """Five prompts of different lengths, two samples each: rows end at different times and are given anew."""
-    engine = given.get("engine") or engine_of(kind)
-    options = SamplingOptions(max_new_tokens=new)
+    engine = given.pop("engine", None) or engine_of(kind)
+    options = SamplingOptions(max_new_tokens=new, **given)
     drawn = engine.generate(PROMPTS, num_samples=2, options=options, key=KEY, on_finished=on_finished)
     return [(each.token_ids, each.logprobs.tolist()) for each in drawn]
 
@@ -222,8 +222,8 @@ def test_a_graph_that_draws_other_tokens_is_not_used(num_works: int, monkeypatch
     assert len(warned(caught)) == 1
 
 
-def test_a_model_that_was_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
+def test_a_model_that_was_refused_is_not_tried_again_but_for_another_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, capture = [], StandIn()
 
     def fails(_: Callable[[], None]) -> Callable[[], None]:
         tries.append(1)
@@ -232,9 +232,12 @@ def test_a_model_that_was_refused_is_not_tried_again(monkeypatch: pytest.MonkeyP
     with_graphs(monkeypatch, fails)
     engine = engine_of()
     with pytest.warns(UserWarning, match="no graphs"):
-        responses(engine=engine)
-    responses(engine=engine)
+        responses(engine=engine, top_p=0.8)
+    responses(engine=engine, top_p=0.8)
     assert len(tries) == 1
+    with_graphs(monkeypatch, capture)
+    responses(engine=engine)
+    assert max(capture.replays) > 20
 
 
 def test_other_weights_get_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

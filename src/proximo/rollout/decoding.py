@@ -122,7 +122,9 @@ class RowDecoding:
             capture = kernels_of(self._device.type).capture(self._device)
             # With a block of one pass the trial would write beyond the room that its rows have.
             if capture is not None and passes_at_once(self._device) > 1:
-                self._graphs = DecodingGraphs(self._model.base, self._cache, self._pass, capture=capture)
+                self._graphs = DecodingGraphs(
+                    self._model.base, self._cache, self._pass, options=self._stop.options, capture=capture
+                )
         return self._decoder
 
     def _decode_rows(self, rows: Sequence[int], growing: Sequence[SomeGrowing]) -> list[SomeGrowing]:

@@ -11,7 +11,7 @@ Legend: B rows that decode, R rows of a graph.
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from proximo.kernels import Capture
 from proximo.models.packing import send
-from proximo.rollout.sampling import Drawn
+from proximo.rollout.sampling import Drawn, SamplingOptions
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from proximo.models.attention.cache import RowCache
@@ -35,16 +35,20 @@ Draw = Callable[[Tensor, "RowLayout", Tensor, Tensor], Drawn]
 """Runs one pass: tokens [R], the layout, streams [R], positions [R] of the draws -> what is drawn."""
 
 
-_REFUSED: WeakSet[nn.Module] = WeakSet()
-"""Models whose passes were tried and cannot be graphs, or draw other tokens as such."""
+_REFUSED: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
+"""Of models, the ways to draw whose passes were tried and cannot be graphs, or draw other tokens as such."""
 
 
 class DecodingGraphs:
     """The graphs of one call of `generate` or of a session, by their rows."""
 
-    def __init__(self, model: nn.Module, cache: "RowCache", draw: Draw, *, capture: Capture) -> None:
-        """`draw` belongs to whoever owns the graphs, and lets them go in the end: a cycle would keep both in memory."""
+    def __init__(
+        self, model: nn.Module, cache: "RowCache", draw: Draw, *, options: SamplingOptions, capture: Capture
+    ) -> None:
+        """`draw`, with `options`, belongs to whoever owns the graphs, and lets them go: a cycle would keep both."""
         self._model = model
+        self._way = (options.greedy, options.top_k, options.top_p, options.min_new_tokens > 0)
+        """Passes that draw in another way have other operators, which may be captured where these cannot."""
         self._cache = cache
         self._draw = draw
         self._capture = capture
@@ -58,7 +62,7 @@ class DecodingGraphs:
         `numbers` [3, B]: tokens, streams, positions of the first draws. `passes_left`: how many may follow in all.
         """
         size = 1 << (len(rows) - 1).bit_length()
-        if self._model in _REFUSED or (size not in self._passes and passes_left < LEAST_PASSES):
+        if self._way in _REFUSED.get(self._model, ()) or (size not in self._passes and passes_left < LEAST_PASSES):
             return None
         lengths = self._cache.reserve(rows, count)
         if self._storage != self._cache.num_storages:
@@ -70,7 +74,7 @@ class DecodingGraphs:
             made = _FixedPass(size, self._cache, self._draw)
             why_not = made.capture(on_device, self._capture)
             if why_not is not None:
-                _REFUSED.add(self._model)
+                _REFUSED.setdefault(self._model, set()).add(self._way)
                 warnings.warn(f"decoding takes no graphs: {why_not}", stacklevel=2)
                 for row, length in zip(rows, lengths, strict=True):
                     self._cache.cut(row, length)
