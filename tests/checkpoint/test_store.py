@@ -215,9 +215,22 @@ def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_pa
         patch.setattr("proximo.checkpoint.reading.FORMAT", number)
         patch.setattr("proximo.checkpoint.reading.installed_version", lambda package: "7.5")
         save(store, disk, 1)
-    for read in (store.load, store.latest):
+    for read in (store.load, store.latest, store.newest_whole):
         with pytest.raises(CheckpointError, match=rf"cannot be read: .*format {number}, .* saved it \(7\.5\)$"):
             read()
+
+
+def test_another_format_among_others_is_named_kept_and_hides_none_of_them(tmp_path, disk, monkeypatch, caplog):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("proximo.checkpoint.reading.FORMAT", FORMAT - 1)
+        save(store, disk, 1, 0.9)
+    for step, metric in ((2, 0.5), (3, 0.4), (4, 0.3)):
+        save(store, disk, step, metric)  # a run that trains goes on
+    assert store.steps() == (1, 2, 4)
+    assert not caplog.messages
+    assert store.best().step == 2
+    assert [str(tmp_path / "step-000001") in said for said in caplog.messages] == [True]
 
 
 def test_every_bit_of_a_manifest_counts(tmp_path, disk):

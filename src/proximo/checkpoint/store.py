@@ -5,6 +5,7 @@ updates the pointer file `latest`. After a crash a folder is therefore complete,
 save deletes.
 """
 
+import logging
 import math
 from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future, wait
@@ -29,6 +30,7 @@ from proximo.checkpoint.reading import (
     Checkpoint,
     DamagedError,
     FileEntry,
+    Manifest,
     describe_folder,
     encode_state,
     folder_of,
@@ -39,6 +41,7 @@ from proximo.checkpoint.reading import (
 from proximo.distributed.world import current, in_background
 from proximo.errors import CheckpointError, RankError, disk_refused
 
+LOG = logging.getLogger("proximo.checkpoint")
 LATEST = "latest"
 BEST = "best"
 
@@ -174,16 +177,18 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric, sizes compared; None if none was measured.
 
-        Raises CheckpointError if a manifest is damaged, because the best is then unknown.
+        A warning names those of another format, which are passed over. Raises CheckpointError if a manifest is
+        damaged, because the best is then unknown.
         """
         for step in self.steps():
-            try:
-                read_manifest(self._folder_of(step))
-            except DamagedError as damage:
+            found = self._manifest(step)
+            if isinstance(found, DamagedError):
                 raise CheckpointError(
-                    f"the best checkpoint is unknown: {damage}. Remove {self._folder_of(step)} to choose among the "
+                    f"the best checkpoint is unknown: {found}. Remove {self._folder_of(step)} to choose among the "
                     "others, or name one of them with --checkpoint"
-                ) from damage
+                ) from found
+            if isinstance(found, CheckpointError):
+                LOG.warning("the best checkpoint is chosen among the others: %s", found)
         step = self._best_step()
         return None if step is None else self._read(step, parts=())
 
@@ -283,18 +288,24 @@ class CheckpointStore:
         """The best step by the manifests, of those up to `until`: the pointer may be out of date after a crash."""
         measured = []
         for step in (each for each in self.steps() if each <= until):
-            try:
-                metric = read_manifest(self._folder_of(step)).metric
-            except DamagedError:  # it cannot be the best; loading it raises the error
-                continue
-            if metric is not None:
-                measured.append((self._sign * metric, -step))
+            found = self._manifest(step)  # one that cannot be read is not the best; loading it raises the error
+            if isinstance(found, Manifest) and found.metric is not None:
+                measured.append((self._sign * found.metric, -step))
         return -max(measured)[1] if measured else None
+
+    def _manifest(self, step: int) -> Manifest | DamagedError | CheckpointError:
+        """The manifest of a step's checkpoint, or why `read_manifest` cannot read it."""
+        try:
+            return read_manifest(self._folder_of(step))
+        except (DamagedError, CheckpointError) as error:
+            return error
 
     def _prune(self, latest: int) -> None:
         steps = [step for step in self.steps() if step <= latest]
         kept = set(steps if self._keep_last is None else steps[-self._keep_last :])
         kept.add(latest)
+        # Those of another format may be the best by metrics that this version cannot read.
+        kept |= {step for step in steps if isinstance(self._manifest(step), CheckpointError)}
         best = self._best_step(until=latest)
         for step in self.steps():
             if step not in kept and step != best:
