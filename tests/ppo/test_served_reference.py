@@ -20,6 +20,8 @@ from proximo.config.engine import ServersConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, RunFolderError, TrainingError
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions, add_adapter
+from proximo.models.pretrained.saving import save_pretrained
 from proximo.plan.profiling import make_plans
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
@@ -188,6 +190,21 @@ def test_servers_are_checked_before_a_model_is_loaded(served: tuple[dict[str, An
     assert f"one model, they have base at {fakes[0].url}, another at {fakes[1].url}" in problem()
     fakes[0].fault = lambda *_: 401
     assert "no vLLM server answers at" in problem()
+
+
+def test_an_adapter_that_servers_would_leave_out_is_refused(
+    served: tuple[dict[str, Any], list[FakeVLLM]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As reference.path, or on a server."""
+    recipe, fakes = served
+    monkeypatch.delattr(from_recipe, "build_language_model")
+    model = AutoModelForCausalLM.from_pretrained(recipe["reference"]["path"])
+    save_pretrained(add_adapter(model, LoRAOptions(rank=2, seed=5)), tmp_path / "adapter")
+    named = changed(recipe, {"reference.path": str(tmp_path / "adapter")})
+    fakes[1].adapters["taught"] = fakes[1].base
+    for given, said in ((named, "adapter is an adapter, and servers of a ref"), (recipe, r"\) has adapters, taught, ")):
+        with pytest.raises(ConfigError, match=said):
+            from_recipe.build_task(PPORecipe.model_validate(given))
 
 
 def test_every_key_reaches_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:

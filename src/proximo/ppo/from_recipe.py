@@ -155,12 +155,12 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
 def _find_servers(recipe: PPORecipe, device: torch.device, started: ExitStack) -> ServedReferenceWorker | None:
     """Checks the servers of the engine; the worker of a reference on servers, which answer, or None. For every rank."""
     current().on_rank_0(lambda: check_engine(recipe.engine, device), what="the check of the engine")
-    config, servers = recipe.devices.reference, list[VLLMServer]()
-    if not config.addresses:
+    config, reference, servers = recipe.devices.reference, recipe.reference, list[VLLMServer]()
+    if not config.addresses or reference is None:
         return None
 
     def find() -> str:
-        servers.extend(find_reference(config, started))
+        servers.extend(find_reference(config, started, named=model_source(reference, seed=0)))
         return Path(servers[0].model()).name
 
     model_name = current().on_rank_0(find, what="the servers of the reference")

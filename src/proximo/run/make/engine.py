@@ -199,11 +199,16 @@ def check_engine(config: EngineConfig, device: torch.device | None = None) -> No
                 server.weight_version()
 
 
-def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer]:
+def find_reference(config: ServersConfig, started: ExitStack, *, named: ModelSource | None = None) -> list[VLLMServer]:
     """The servers of a reference, for rank 0. `started` closes their clients if the rest of the run cannot be built.
 
-    Raises ConfigError if one does not answer, or they have different models.
+    Raises ConfigError if one does not answer, they have different models, or an adapter on one is meant or `named`.
     """
+    if named is not None and adapter_base(named) is not None:
+        raise ConfigError(
+            f"reference.path {named.name} is an adapter, and servers of a reference are asked for the model below it: "
+            "write it whole with `proximo export RUN OUT --merge`, serve OUT, and name that"
+        )
     limits = ServerLimits(
         request_seconds=config.request_seconds, start_seconds=config.start_seconds, section="devices.reference"
     )
@@ -218,6 +223,11 @@ def find_reference(config: ServersConfig, started: ExitStack) -> list[VLLMServer
                 raise ConfigError(
                     f"the vLLM server {server.url} (devices.reference.addresses) was given other weights, {version}, "
                     "than it started with: start it again, and let no run push to it"
+                )
+            if adapters := server.adapters():
+                raise ConfigError(
+                    f"the vLLM server {server.url} (devices.reference.addresses) has adapters, {', '.join(adapters)}, "
+                    "and would give the log-probs of the model below them: serve the reference whole, by itself"
                 )
     if len(models) > 1:
         given = ", ".join(f"{model} at {address}" for model, address in models.items())
