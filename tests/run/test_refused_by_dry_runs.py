@@ -155,6 +155,15 @@ def test_models_and_their_tokenizers(place: Place, kind: Kind, changes: dict[str
     assert piece in place.refusal_of(kind, recipe)
 
 
+def test_a_reference_with_rows_for_other_tokens(place: Place) -> None:
+    other = shutil.copytree(place.inputs / "language_model", place.folder / "other")
+    config = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 128}), encoding="utf-8")
+    changes = {"model": {"path": str(place.inputs / "language_model")}, "reference": {"path": str(other)}}
+    said = place.refusal_of("ppo", changed(recipe_of("ppo", place.inputs), changes))
+    assert "the reference gives logits for 128 tokens, the policy for 64" in said
+
+
 def test_an_adapter_without_a_tokenizer_has_that_of_its_base(inputs: Path, tmp_path: Path) -> None:
     assert not list((inputs / "bare_adapter").glob("*token*"))
     changes = {"model": {"path": str(inputs / "bare_adapter")}, "run.folder": str(tmp_path / "run"), "tokenizer": {}}

@@ -3,19 +3,16 @@
 Loads no model, writes no file and imports no torch.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from ctypes import CDLL
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
-from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import ConfigError
-from proximo.run.dry_run import rank_lines, run_lines, stage_warnings
+from proximo.run.dry_run import rank_lines, run_lines, stage_warnings, text_config
 from proximo.trainer_kinds import trainer_of
 
 NAME_WIDTH = 12
@@ -34,18 +31,15 @@ def _lines(recipe: Recipe) -> Iterator[str]:
         if name:
             yield f"\nstage {name}" + ("" if stage is not None else ": left out")
         if stage is not None:
-            yield from _stage_lines(stage)
-
-
-def _stage_lines(recipe: TrainerRecipe) -> Iterator[str]:
-    for name, text in (*run_lines(recipe.run), *rank_lines(recipe), *trainer_of(recipe).dry_run(recipe)):
-        yield f"  {name:<{NAME_WIDTH}} {text}"
+            for word, text in (*run_lines(stage.run), *rank_lines(stage), *trainer_of(stage).dry_run(stage)):
+                yield f"  {word:<{NAME_WIDTH}} {text}"
 
 
 def find_warnings(recipe: Recipe) -> Iterator[str]:
     """Warnings about problems that may end the run. Raises ConfigError for those that certainly will."""
     for prefix, stage in recipe.given_stages():
-        yield from _device(stage.run, prefix)
+        if problem := device_problem(device := stage.run.device):
+            yield f"{prefix}run.device is {device}, but {problem}: the run would be refused here; use auto"
         scorers = {
             key: ModelConfig(path=section.path)
             for key, section in stage.sections().items()
@@ -54,11 +48,6 @@ def find_warnings(recipe: Recipe) -> Iterator[str]:
         yield from (f"{prefix}{each}" for each in stage_warnings(stage))
         for key, model in (stage.models() | scorers).items():
             yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
-
-
-def _device(run: RunConfig, prefix: str) -> Iterator[str]:
-    if problem := device_problem(run.device):
-        yield f"{prefix}run.device is {run.device}, but {problem}: the run would be refused here; use auto"
 
 
 def device_problem(device: str) -> str | None:
@@ -111,14 +100,6 @@ def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int
 
 def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:
     """The position limit in the model's config.json; None if that is on the Hub, unreadable, or has no limit."""
-    config: Mapping[str, Any] = model.config or {}
-    if model.path is not None:
-        try:
-            config = json.loads((Path(model.path).expanduser() / "config.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-    if not isinstance(config, Mapping):
-        return None
-    text = config.get("text_config") or config
+    text = text_config(model)
     stated = (text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
     return next((limit for limit in stated if isinstance(limit, int)), None)

@@ -26,7 +26,7 @@ from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.function_binding import BoundFunction, bound_import
-from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, trained_part
+from proximo.run.dry_run import Line, data_lines, describe_model, describe_reference, text_config, trained_part
 from proximo.run.preflight import environment_inputs, reward_inputs
 from proximo.user_code import kept_working_directory
 from proximo_verifiers import errors as verifiers
@@ -140,7 +140,10 @@ def _check_answers(source: MathsRewardConfig | CountdownRewardConfig, rows: Sequ
 
 def _roles(recipe: PPORecipe, tools: Any) -> Iterator[Line]:
     yield "policy", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
-    reference = describe_reference(recipe.model, recipe.reference) if recipe.ppo.kl.needs_reference else None
+    reference = None
+    if recipe.ppo.kl.needs_reference:
+        _check_rows(recipe)
+        reference = describe_reference(recipe.model, recipe.reference)
     if reference and (addresses := recipe.devices.reference.addresses):
         reference += f", not loaded: vLLM at {', '.join(addresses)}"
     yield "reference", reference or "none: ppo.kl is none"
@@ -161,6 +164,16 @@ def _roles(recipe: PPORecipe, tools: Any) -> Iterator[Line]:
     if recipe.gold is not None:
         first, *_ = reward_inputs(recipe.gold, "gold")
         yield "gold", f"{recipe.gold.name}: {first}, watched only"
+
+
+def _check_rows(recipe: PPORecipe) -> None:
+    """Raises ModelError where the configurations of policy and reference show that the run refuses them."""
+    sections = (recipe.model, recipe.reference) if recipe.reference is not None else ()
+    rows = [size for each in sections if isinstance(size := text_config(each).get("vocab_size"), int)]
+    if len(set(rows)) == 2 and not recipe.tokenizer.added_tokens:  # which add rows to both
+        from proximo.models.heads import check_same_rows  # imports torch
+
+        check_same_rows(*rows)
 
 
 def _environment(recipe: PPORecipe, environment: EnvironmentConfig, tools: Any) -> Iterator[Line]:

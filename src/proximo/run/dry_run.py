@@ -3,6 +3,7 @@
 A line is a word and its description; a line without a word continues the one before.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,17 @@ def _state(folder: Path) -> str:
 def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
     """The path or architecture that the model starts from."""
     return str(model_input(model, "model"))
+
+
+def text_config(model: ModelConfig | ScalarModelConfig) -> Mapping[str, Any]:
+    """The model's config.json, of text alone; empty if it is on the Hub or unreadable."""
+    config: Any = model.config or {}
+    if model.path is not None:
+        try:
+            config = json.loads((Path(model.path).expanduser() / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+    return (config.get("text_config") or config) if isinstance(config, Mapping) else {}
 
 
 def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
