@@ -70,10 +70,11 @@ def test_log_probs_are_those_of_a_local_reference_and_each_sequence_is_asked_for
     assert sum(counts) == sum(len(tokens) > 0 for each in RESPONSES for _, tokens in each.sequences)
 
 
-def test_a_server_that_is_killed_within_a_request_is_replaced_by_the_other() -> None:
+def test_a_server_that_is_killed_within_a_request_is_replaced_by_the_other(caplog: pytest.LogCaptureFixture) -> None:
     with fake_servers(model := teacher(), 2, lambda fake, *_: CUT if fake is fakes[0] else None) as fakes:
         check_equal(model, *fakes)
         assert fakes[0].counts[GENERATE] >= 1
+    assert sum("requests to the servers of the reference were repeated" in said for said in caplog.messages) == 1
 
 
 def test_a_server_that_stays_away_ends_the_run_with_its_section() -> None:
