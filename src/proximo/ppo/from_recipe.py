@@ -327,11 +327,9 @@ def _check_context(
     lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in data.answers]
     answered = max(lengths, key=sum, default=(0, 0))
 
-    section = "data" if recipe.environment is None else "environment"
     for role, model in (*scorers.items(), *models.items()):
-        if model is not None:
-            lengths_of_run = {"max_prompt_tokens": longest, "max_response_tokens": response}
-            check_lengths(model.base.config, role=role, section=section, **lengths_of_run)
+        if model is not None and recipe.environment is None:  # the trainer looks at the length of episodes
+            check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=response)
     for role, model in scorers.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
     if (policy := models["policy"]) is not None:
