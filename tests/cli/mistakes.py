@@ -224,6 +224,12 @@ COMMANDS = (
     ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
     _use(
+        "serving of a stage outside a pipeline",
+        "serve-reward r.yaml",
+        "reward.0.path is '@reward', but that has a meaning in a pipeline only",
+        files={"r.yaml": "reward: [{kind: model, path: '@reward'}]"},
+    ),
+    _use(
         "serving to everyone", "serve-reward r.yaml --host 0.0.0.0", "--token-env", "--without-token", files=SERVED_FILE
     ),
     _use("serving with and without a token", "serve-reward r.yaml --token-env A --without-token", "choose one"),

@@ -12,6 +12,7 @@ from rich.console import Console
 from proximo.checkpoint.run_folder import MERGED
 from proximo.commands.export import export_model
 from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.schema.base import Section
 from proximo.config.stages import MARK
 from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
@@ -92,8 +93,8 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
         console.print(f"report: {report}", soft_wrap=True)
 
 
-def resolved_values(section: TrainerRecipe, folder: Path) -> dict[str, Any]:
-    """The values of the recipe with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
+def resolved_values(section: Section, folder: Path) -> dict[str, Any]:
+    """The values of a section with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
 
     def resolve(value: Any, *, merge: bool = True) -> Any:
         if isinstance(value, Mapping):
