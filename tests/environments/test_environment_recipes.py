@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.commands.pipeline import run as pipeline
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.loader import load_recipe
 from proximo.data.rows import Row
 from proximo.environments.prompts import row_prompts
@@ -16,6 +18,7 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.dry_run import dry_run
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
+from proximo.run.options import RunOptions
 
 COMMON = """
 run: {folder: FOLDER/run, device: cpu, seed: 3}
@@ -162,6 +165,34 @@ def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path
     for find in (build_task, lambda chosen: list(dry_run(chosen))):
         with pytest.raises(ConfigError, match=r"Unrewarded' has no get_reward\(\), and the run has no other reward"):
             find(chosen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"path": "example_environments:Mortl"}, "has no class or function 'Mortl'"),
+        ({"path": "FOLDER/broken.py:Guess"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'"),
+        ({"kwargs": "{a: 1}"}, "environment 'example_environments:Mortal' is made with a, but"),
+        ({"kind": "agent", "path": "example_environments:judged"}, r"is called as run\(base_url=.*, but"),
+    ],
+)
+def test_code_that_cannot_be_used_is_found_before_models_are_loaded_and_stages_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
+    monkeypatch.setattr(pipeline, "_run", pytest.fail)
+    (tmp_path / "broken.py").write_text("import nowhere\n")
+    named = {f"environment.{key}": value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()}
+    chosen = recipe(tmp_path, "class", named)
+    whole = {"run": {"folder": "FOLDER"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
+    staged = PipelineRecipe.model_validate(whole)
+    for find in (
+        lambda: list(dry_run(chosen)),
+        lambda: build_task(chosen),
+        lambda: pipeline.run_pipeline(staged, RunOptions(quiet=True)),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            find()
 
 
 def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_path: Path) -> None:

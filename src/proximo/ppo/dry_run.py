@@ -10,7 +10,13 @@ from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
-from proximo.config.environment import ROWS, EnvironmentConfig, ToolsEnvironmentConfig
+from proximo.config.environment import (
+    ROWS,
+    AgentEnvironmentConfig,
+    ClassEnvironmentConfig,
+    EnvironmentConfig,
+    ToolsEnvironmentConfig,
+)
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import FunctionRewardConfig
@@ -21,7 +27,7 @@ from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.environments.adapters.tools import check_reward, column_problem, gives_reward, tool_methods
-from proximo.environments.players.player import imported
+from proximo.environments.players.player import environment_maker, imported
 from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
@@ -35,7 +41,7 @@ from proximo_verifiers import errors as verifiers
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
-    tools = _tools_class(recipe)
+    tools = _own_environment(recipe)
     yield from _roles(recipe, tools)
     reader = partial(_read_rows, recipe=recipe, functions=functions)
     if recipe.environment is not None:
@@ -66,15 +72,18 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
     return [each for each in bound if each is not None]
 
 
-def _tools_class(recipe: PPORecipe) -> Any:
-    """The class of an environment of kind `tools`, imported; None for other kinds.
+def _own_environment(recipe: PPORecipe) -> Any:
+    """The class of an environment of kind `tools`, imported; None for other kinds, of which the user's are imported.
 
-    Raises ConfigError for one without tools, without a reward, or with a `reset` that a run without data cannot call.
+    Raises ConfigError for one that its processes would refuse, and for a class without tools, without a reward, or with
+    a `reset` that a run without data cannot call.
     """
     environment = recipe.environment
-    if not isinstance(environment, ToolsEnvironmentConfig):
-        return None
     with kept_working_directory():
+        if isinstance(environment, ClassEnvironmentConfig | AgentEnvironmentConfig):
+            environment_maker(*environment.made_by(""))
+        if not isinstance(environment, ToolsEnvironmentConfig):
+            return None
         tools = imported(environment.path)
     tool_methods(tools)
     if not recipe.reward:

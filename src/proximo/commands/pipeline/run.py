@@ -22,6 +22,7 @@ from proximo.plan.machine import device_kind
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
+from proximo.run.make.environments import check_environments
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_folders
@@ -47,8 +48,8 @@ def _run(recipe: TrainerRecipe, options: RunOptions, *, given: TrainerRecipe) ->
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions and
-    services are checked before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions,
+    services and environments are checked before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
@@ -58,7 +59,9 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
         lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders"
     )
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-    check_sources(section for stage in stages for section in stage.sections().values())
+    sections = [section for stage in stages for section in stage.sections().values()]
+    check_sources(sections)
+    check_environments(sections)
     of_stage = replace(
         options,
         resume="never" if resume == "never" else "auto",

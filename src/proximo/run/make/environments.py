@@ -1,7 +1,7 @@
 """Makes what a run plays in, from a section of its recipe or from a class that is given in Python."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from proximo.config.environment import (
     VerifiersEnvironmentConfig,
     WorkerEnvironmentConfig,
 )
+from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import gives_reward, tools_of
 from proximo.environments.engine import Arena, Limits
@@ -142,6 +143,20 @@ def make_environments(
         options |= {"is_rewarded": is_rewarded}
     pool = _started(config, path, options) if plays else None
     return Arena(environments=pool, renderer=renderer, limits=_limits(config))
+
+
+def check_environments(sections: Iterable[Section]) -> None:
+    """Start each environment of a recipe once, and end it, on rank 0. Raises ConfigError for one that cannot be made.
+
+    That of verifiers is left out: it needs a tokenizer, which an earlier stage of a pipeline may yet train.
+    """
+
+    def check() -> None:
+        for section in sections:
+            if isinstance(section, WorkerEnvironmentConfig) and not isinstance(section, VerifiersEnvironmentConfig):
+                _started(section, *section.made_by("hermes")).close()
+
+    current().on_rank_0(check, what="the check of environments")
 
 
 def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase") -> Arena:
