@@ -222,6 +222,12 @@ COMMANDS = (
     _use(
         "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
     ),
+    _use(
+        "serving of a function by its file",
+        "serve-reward r.yaml",
+        "got 'a/rew.py:f': write rew:f, and start in the folder of rew.py",
+        files={"r.yaml": SERVED.replace("nowhere", "a/rew.py")},
+    ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
     _use(
         "serving of a stage outside a pipeline",

@@ -11,8 +11,10 @@ import pytest
 
 from builders import tiny_tokenizer
 from proximo.config.environment import AgentEnvironmentConfig, VerifiersEnvironmentConfig
+from proximo.config.loader import read_saved
 from proximo.environments.programs import VerifiersAgent
 from proximo.errors import ConfigError
+from proximo.ppo.recipe import PPORecipe
 from proximo.run.make.environments import make_environments
 from proximo.run.preflight import environment_inputs
 
@@ -33,6 +35,13 @@ AGENT = {"kind": "agent", "path": "agent.py:run"}
 def test_sections_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         AgentEnvironmentConfig(**AGENT | changes)
+
+
+@pytest.mark.parametrize("given", [AGENT, {"kind": "verifiers", "python": "python", "env": {}}])
+def test_a_saved_section_is_read_again(given: dict[str, Any]) -> None:
+    recipe = {"run": {"folder": "x"}, "model": {"path": "owner/model"}, "environment": given}
+    made = PPORecipe.model_validate(recipe)
+    assert read_saved(PPORecipe, made.model_dump(mode="json"), saved_by=None) == made
 
 
 def problems(config: Any) -> dict[str, str | None]:

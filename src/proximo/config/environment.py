@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from proximo.config.functions import code_problem
+from proximo.config.functions import CodePath, code_problem
 from proximo.config.schema.base import Section
 from proximo.config.service_address import TokenVariable
 
@@ -70,7 +70,7 @@ class WorkerEnvironmentConfig(PlayedEnvironmentConfig):
 class OwnEnvironmentConfig(WorkerEnvironmentConfig):
     """Kinds that are a class of the user."""
 
-    path: str = Field(pattern=r".+:[A-Za-z_]\w*")
+    path: CodePath
     """`file.py:Class` or `package.module:Class`, called with `kwargs`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
@@ -155,7 +155,7 @@ class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
     handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "opponent")
     kind: Literal["textarena"]
     """A game of TextArena."""
-    opponent: str | None = None
+    opponent: CodePath | None = None
     """Import path of a function from observation to action, `package.module:function` or `file.py:function`, that
     plays against the policy. The seed of an episode says who begins."""
 
@@ -201,7 +201,8 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     def conflicts(self) -> Iterator[str]:
         from proximo.http_client import is_loopback  # takes a moment
 
-        if "max_observation_tokens" in self.model_fields_set:
+        given, default = self.max_observation_tokens, PlayedEnvironmentConfig().max_observation_tokens
+        if given != default:  # a saved recipe has every key
             yield (
                 "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
@@ -220,7 +221,7 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
     kind: Literal["agent"]
     """A program of yours that asks the policy over HTTP and returns its reward: a function at `path`, or a `command`.
     docs/environments.md."""
-    path: str | None = Field(None, pattern=r".+:[A-Za-z_]\w*")
+    path: CodePath | None = None
     """`file.py:function` or `package.module:function`, called as `run(base_url=..., row=..., seed=...)`. It returns a
     number, or a mapping with `reward`, numbers for metrics, and `truncated` if it was cut."""
     command: tuple[str, ...] = ()
