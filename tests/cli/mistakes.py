@@ -96,6 +96,8 @@ RECIPES = (
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "have the form", "'my reward'"),
+    _override("file without a class", "environment.path=a.py", "form file.py:Name or package.module:Name, got 'a.py'"),
+    _override("function by file", "reward=[{kind: function, function: 'a/rew.py:f'}]", "write rew:f, and start in its"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
@@ -222,15 +224,9 @@ COMMANDS = (
     _use(
         "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
     ),
-    _use(
-        "serving of a function by its file",
-        "serve-reward r.yaml",
-        "got 'a/rew.py:f': write rew:f, and start in the folder of rew.py",
-        files={"r.yaml": SERVED.replace("nowhere", "a/rew.py")},
-    ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
     _use(
-        "serving of a stage outside a pipeline",
+        "serving of a stage alone",
         "serve-reward r.yaml",
         "reward.0.path is '@reward', but that has a meaning in a pipeline only",
         files={"r.yaml": "reward: [{kind: model, path: '@reward'}]"},

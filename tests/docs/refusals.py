@@ -48,7 +48,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "environment.path=games:Guess reward=[] ppo.rollout.min_new_tokens=2",
         "environment.path=games:Guess reward=[] ppo.policy_loss.aggregation=constant",
         "environment.path=games:Guess reward=[{kind: function, function: games:count, name: environment}]",
-        "environment.path=games.py reward=[]",
         "environment={kind: agent} reward=[]",
         "environment={kind: verifiers, python: python, env: {}} reward=[]",
         "environment={kind: agent, path: a.py:run, max_observation_tokens: 9} reward=[]",

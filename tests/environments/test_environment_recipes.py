@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,26 +172,17 @@ def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path
     ("changes", "said"),
     [
         ({"path": "example_environments:Mortl"}, "has no class or function 'Mortl'"),
-        ({"path": "FOLDER/broken.py:Guess"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'"),
         ({"kwargs": "{a: 1}"}, "environment 'example_environments:Mortal' is made with a, but"),
         ({"kind": "agent", "path": "example_environments:judged"}, r"is called as run\(base_url=.*, but"),
     ],
 )
-def test_code_that_cannot_be_used_is_found_before_models_are_loaded_and_stages_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], said: str
-) -> None:
+def test_unusable_code_is_found_before_models_load(tmp_path: Path, monkeypatch: Any, changes: Any, said: str) -> None:
     monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
     monkeypatch.setattr(pipeline, "_run", pytest.fail)
-    (tmp_path / "broken.py").write_text("import nowhere\n")
-    named = {f"environment.{key}": value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()}
-    chosen = recipe(tmp_path, "class", named)
-    whole = {"run": {"folder": "FOLDER"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
-    staged = PipelineRecipe.model_validate(whole)
-    for find in (
-        lambda: list(dry_run(chosen)),
-        lambda: build_task(chosen),
-        lambda: pipeline.run_pipeline(staged, RunOptions(quiet=True)),
-    ):
+    chosen = recipe(tmp_path, "class", {f"environment.{key}": value for key, value in changes.items()})
+    whole = {"run": {"folder": "none"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
+    run = partial(pipeline.run_pipeline, PipelineRecipe.model_validate(whole), RunOptions())
+    for find in (lambda: list(dry_run(chosen)), lambda: build_task(chosen), run):
         with pytest.raises(ConfigError, match=said):
             find()
 

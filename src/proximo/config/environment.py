@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from proximo.config.functions import CodePath, code_problem
+from proximo.config.functions import code_problem
 from proximo.config.schema.base import Section
+from proximo.config.schema.validation_messages import CODE
 from proximo.config.service_address import TokenVariable
 
 ENVIRONMENT = "environment"
@@ -70,7 +71,7 @@ class WorkerEnvironmentConfig(PlayedEnvironmentConfig):
 class OwnEnvironmentConfig(WorkerEnvironmentConfig):
     """Kinds that are a class of the user."""
 
-    path: CodePath
+    path: str = Field(pattern=CODE)
     """`file.py:Class` or `package.module:Class`, called with `kwargs`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
@@ -155,7 +156,7 @@ class TextArenaEnvironmentConfig(RegisteredEnvironmentConfig):
     handed: ClassVar[tuple[str, ...]] = ("id", "kwargs", "opponent")
     kind: Literal["textarena"]
     """A game of TextArena."""
-    opponent: CodePath | None = None
+    opponent: str | None = None
     """Import path of a function from observation to action, `package.module:function` or `file.py:function`, that
     plays against the policy. The seed of an episode says who begins."""
 
@@ -201,8 +202,7 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     def conflicts(self) -> Iterator[str]:
         from proximo.http_client import is_loopback  # takes a moment
 
-        given, default = self.max_observation_tokens, PlayedEnvironmentConfig().max_observation_tokens
-        if given != default:  # a saved recipe has every key
+        if self.max_observation_tokens != PlayedEnvironmentConfig().max_observation_tokens:  # a saved one has every key
             yield (
                 "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
@@ -221,7 +221,7 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
     kind: Literal["agent"]
     """A program of yours that asks the policy over HTTP and returns its reward: a function at `path`, or a `command`.
     docs/environments.md."""
-    path: CodePath | None = None
+    path: str | None = Field(None, pattern=CODE)
     """`file.py:function` or `package.module:function`, called as `run(base_url=..., row=..., seed=...)`. It returns a
     number, or a mapping with `reward`, numbers for metrics, and `truncated` if it was cut."""
     command: tuple[str, ...] = ()

@@ -5,9 +5,6 @@ import re
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import AfterValidator
 
 from proximo import session_functions
 
@@ -19,9 +16,8 @@ def function_problem(import_path: str) -> str | None:
     """What is wrong with an import path; None if no problem can be found without running code."""
     module_name, colon, function = import_path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
-        file = Path(module_name)
-        start = f": write {file.stem}:{function or 'function'}, and start in the folder of {file.name}"
-        hint = start if file.suffix == ".py" else ""
+        is_file = colon and module_name.endswith(".py")
+        hint = f": write {Path(module_name).stem}:{function}, and start in its folder" if is_file else ""
         return f"a function is named as package.module:function, got {import_path!r}{hint}"
     if module_name == session_functions.MODULE:
         return session_functions.problem(function)
@@ -39,16 +35,6 @@ def code_problem(path: str) -> str | None:
     if not place.endswith(".py"):
         return function_problem(path)
     return None if Path(place).is_file() else f"there is no file {place} in {Path.cwd()}"
-
-
-def is_code_path(path: str) -> str:
-    """The path. Raises ValueError for one that names nothing in a file or module."""
-    if not re.fullmatch(r".+:[A-Za-z_]\w*", path):
-        raise ValueError(f"must be file.py:Name or package.module:Name, of a class or function, got {path!r}")
-    return path
-
-
-CodePath = Annotated[str, AfterValidator(is_code_path)]
 
 
 def source_digest(import_path: str) -> str | None:

@@ -59,19 +59,15 @@ def load_recipe(kind: str, given: str | Document, overrides: Sequence[str] = ())
     return LoadedRecipe(recipe=recipe, text=comments + source.document.text, origin=source.document.origin)
 
 
-def load_reward_section(
-    path_or_name: str, overrides: Sequence[str] = ()
-) -> tuple[tuple[RewardSourceConfig, ...], Path | None]:
-    """The reward sources of a recipe, of a pipeline, or of a file with only the section `reward`.
-
-    And the folder of the pipeline, in which the models of its stages are.
+def load_reward_section(given: str, overrides: Sequence[str] = ()) -> tuple[Sequence[RewardSourceConfig], Path | None]:
+    """The reward sources of a recipe, of a pipeline (and its folder), or of a file with only the section `reward`.
 
     Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
     """
-    document = read_document(path_or_name)
+    document = read_document(given)
     kind = recognise(document.data)
     if kind is not None:
-        recipe = load_recipe(kind.name, path_or_name, overrides).recipe
+        recipe = load_recipe(kind.name, document, overrides).recipe
         for _, stage in recipe.given_stages():
             if sources := stage.reward_sources():
                 return sources, None if stage is recipe else Path(recipe.run.folder)

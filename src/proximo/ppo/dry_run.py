@@ -10,13 +10,7 @@ from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
-from proximo.config.environment import (
-    ROWS,
-    AgentEnvironmentConfig,
-    ClassEnvironmentConfig,
-    EnvironmentConfig,
-    ToolsEnvironmentConfig,
-)
+from proximo.config.environment import ROWS, EnvironmentConfig, ToolsEnvironmentConfig, VerifiersEnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import FunctionRewardConfig
@@ -41,7 +35,7 @@ from proximo_verifiers import errors as verifiers
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
-    tools = _own_environment(recipe)
+    tools = _tools_class(recipe)
     yield from _roles(recipe, tools)
     reader = partial(_read_rows, recipe=recipe, functions=functions)
     if recipe.environment is not None:
@@ -72,17 +66,17 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
     return [each for each in bound if each is not None]
 
 
-def _own_environment(recipe: PPORecipe) -> Any:
-    """The class of an environment of kind `tools`, imported; None for other kinds, of which the user's are imported.
+def _tools_class(recipe: PPORecipe) -> Any:
+    """The class of an environment of kind `tools`, imported; None for other kinds, whose code is imported too.
 
-    Raises ConfigError for one that its processes would refuse, and for a class without tools, without a reward, or with
-    a `reset` that a run without data cannot call.
+    Raises ConfigError for one without tools, without a reward, or with a `reset` that a run without data cannot call.
     """
     environment = recipe.environment
+    if environment is None or isinstance(environment, VerifiersEnvironmentConfig):  # which has a Python of its own
+        return None
     with kept_working_directory():
-        if isinstance(environment, ClassEnvironmentConfig | AgentEnvironmentConfig):
-            environment_maker(*environment.made_by(""))
         if not isinstance(environment, ToolsEnvironmentConfig):
+            environment_maker(*environment.made_by(""))
             return None
         tools = imported(environment.path)
     tool_methods(tools)

@@ -334,8 +334,9 @@ def _check_context(
         check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
     if (policy := models["policy"]) is not None:
         texts = max((len(text.token_ids) for text in data.texts.examples or ()), default=0)
-        config = policy.base.config
-        check_lengths(config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data")
+        check_lengths(
+            policy.base.config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data"
+        )
 
 
 def build_value(

@@ -43,21 +43,19 @@ def check_models(
     moves: bool = False,
     arena: Arena | None = None,
 ) -> None:
-    """Raises ModelError if the models of the roles are incompatible, or have weights in half precision, and ConfigError
-    if one cannot read the longest call of an episode in the `arena`.
+    """Raises ModelError for incompatible models or weights in half precision, ConfigError for long episodes in `arena`.
 
     A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
     """
     value = None if isinstance(value, str) else value
     reference = None if isinstance(reference, ServedReferenceWorker) else reference
     stays_narrow = reference is not None and reference.precision.is_half and not moves
-    for role, model in (("policy", policy), ("reference", None if stays_narrow else reference), ("value", value)):
-        if model is not None:
-            _check_full_precision(model, role=role)
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
+        if model is not None and not (stays_narrow and role == "reference"):
+            _check_full_precision(model, role=role)
         if model is not None and arena is not None:
-            longest = {"max_prompt_tokens": arena.limits.max_tokens, "max_response_tokens": 0}
-            check_lengths(model.base.config, role=role, section="environment", **longest)
+            lengths = {"max_prompt_tokens": arena.limits.max_tokens, "max_response_tokens": 0}
+            check_lengths(model.base.config, role=role, section="environment", **lengths)
     check_vocabulary(policy.base, tokenizer, role="policy")
     if policy.has_adapter and moves:
         raise ModelError(

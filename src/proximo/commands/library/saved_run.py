@@ -188,10 +188,11 @@ class SavedRun:
         """
         from proximo.commands.export import run_export
 
-        place = _place(out)
+        if not isinstance(out, str | os.PathLike):
+            raise UserError(f"out is the folder to write, as text or a Path, got {out!r:.60}")
         run_export(
             self.folder,
-            place,
+            Path(out),
             role=role,
             checkpoint=checkpoint,
             merge=merge,
@@ -199,7 +200,7 @@ class SavedRun:
             push=push,
             private=private,
         )
-        return place
+        return Path(out)
 
     def report(self, out: str | os.PathLike[str] | None = None) -> ReportPage:
         """Write the report page, of a pipeline with all its stages, and return its path; a notebook shows it.
@@ -208,7 +209,7 @@ class SavedRun:
         """
         from proximo.commands.report import make_report
 
-        return ReportPage(make_report(self._whole, None if out is None else _place(out)).page)
+        return ReportPage(make_report(self._whole, None if out is None else Path(out)).page)
 
     @contextmanager
     def _ready(self) -> Generator[None]:
@@ -231,14 +232,7 @@ def compare(
 
     if isinstance(runs, str | os.PathLike):
         raise UserError(f"runs is a list of folders or SavedRuns, got one: write [{str(runs)!r}, ...]")
-    return ReportPage(make_comparison([Path(run) for run in runs], _place(out)).page)
-
-
-def _place(out: Any) -> Path:
-    """Where to write. Raises UserError for what is no path."""
-    if not isinstance(out, str | os.PathLike):
-        raise UserError(f"out is the path to write to, as text or a Path, got {out!r:.60}: give one")
-    return Path(out)
+    return ReportPage(make_comparison([Path(run) for run in runs], Path(out)).page)
 
 
 def _sampling(given_fields: Mapping[str, Any]) -> "SamplingOptions":

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
@@ -22,13 +22,11 @@ from proximo.plan.machine import device_kind
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
-from proximo.run.make.environments import check_environments
+from proximo.run.make.environments import check_environment
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_folders
 from proximo.trainer_kinds import trainer_kinds
-
-Stage = TypeVar("Stage", bound=TrainerRecipe)
 
 
 def run_recipe(recipe: Recipe, options: RunOptions) -> int:
@@ -61,7 +59,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
     sections = [section for stage in stages for section in stage.sections().values()]
     check_sources(sections)
-    check_environments(sections)
+    world.on_rank_0(lambda: list(map(check_environment, sections)), what="the check of environments")
     of_stage = replace(
         options,
         resume="never" if resume == "never" else "auto",

@@ -1,7 +1,7 @@
 """Makes what a run plays in, from a section of its recipe or from a class that is given in Python."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -145,18 +145,10 @@ def make_environments(
     return Arena(environments=pool, renderer=renderer, limits=_limits(config))
 
 
-def check_environments(sections: Iterable[Section]) -> None:
-    """Start each environment of a recipe once, and end it, on rank 0. Raises ConfigError for one that cannot be made.
-
-    That of verifiers is left out: it needs a tokenizer, which an earlier stage of a pipeline may yet train.
-    """
-
-    def check() -> None:
-        for section in sections:
-            if isinstance(section, WorkerEnvironmentConfig) and not isinstance(section, VerifiersEnvironmentConfig):
-                _started(section, *section.made_by("hermes")).close()
-
-    current().on_rank_0(check, what="the check of environments")
+def check_environment(section: Section) -> None:
+    """Start an environment and end it; raises ConfigError where that fails. Verifiers' waits for its tokenizer."""
+    if isinstance(section, WorkerEnvironmentConfig) and not isinstance(section, VerifiersEnvironmentConfig):
+        _started(section, *section.made_by("hermes")).close()
 
 
 def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase") -> Arena:
