@@ -13,6 +13,7 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 SERVED = "reward: [{kind: function, function: 'nowhere:f'}]\n"
 SERVED_FILE = {"r.yaml": SERVED}
+STAGE_ALONE = {"r.yaml": "reward: [{kind: model, path: '@reward'}]"}
 MODEL = {"model/config.json": "{}"}
 SFT_MODEL = {"model/sft/config.json": "{}"}
 STF = ("no folder model/stf", "did you mean model/sft?")
@@ -225,12 +226,7 @@ COMMANDS = (
         "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
     ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
-    _use(
-        "serving of a stage alone",
-        "serve-reward r.yaml",
-        "reward.0.path is '@reward', but that has a meaning in a pipeline only",
-        files={"r.yaml": "reward: [{kind: model, path: '@reward'}]"},
-    ),
+    _use("serving of a stage alone", "serve-reward r.yaml", "has a meaning in a pipeline only", files=STAGE_ALONE),
     _use(
         "serving to everyone", "serve-reward r.yaml --host 0.0.0.0", "--token-env", "--without-token", files=SERVED_FILE
     ),

@@ -168,23 +168,19 @@ def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path
             find(chosen)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"path": "example_environments:Mortl"}, "has no class or function 'Mortl'"),
-        ({"kwargs": "{a: 1}"}, "environment 'example_environments:Mortal' is made with a, but"),
-        ({"kind": "agent", "path": "example_environments:judged"}, r"is called as run\(base_url=.*, but"),
-    ],
-)
-def test_unusable_code_is_found_before_models_load(tmp_path: Path, monkeypatch: Any, changes: Any, said: str) -> None:
+def test_unusable_code_is_found_before_models_load_and_stages_run(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
     monkeypatch.setattr(pipeline, "_run", pytest.fail)
-    chosen = recipe(tmp_path, "class", {f"environment.{key}": value for key, value in changes.items()})
-    whole = {"run": {"folder": "none"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
-    run = partial(pipeline.run_pipeline, PipelineRecipe.model_validate(whole), RunOptions())
-    for find in (lambda: list(dry_run(chosen)), lambda: build_task(chosen), run):
-        with pytest.raises(ConfigError, match=said):
-            find()
+    for key, value, said in (
+        ("path", "example_environments:Mortl", "has no class or function 'Mortl'"),
+        ("kwargs", "{a: 1}", "environment 'example_environments:Mortal' is made with a, but"),
+    ):
+        chosen = recipe(tmp_path, "class", {f"environment.{key}": value})
+        whole = {"run": {"folder": "none"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
+        run = partial(pipeline.run_pipeline, PipelineRecipe.model_validate(whole), RunOptions())
+        for find in (lambda chosen=chosen: list(dry_run(chosen)), partial(build_task, chosen), run):
+            with pytest.raises(ConfigError, match=said):
+                find()
 
 
 def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_path: Path) -> None:
