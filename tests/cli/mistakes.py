@@ -13,6 +13,7 @@ from recipe_files import DPO, KTO, PIPELINE, PPO, REWARD, SFT
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 SERVED = "reward: [{kind: function, function: 'nowhere:f'}]\n"
 SERVED_FILE = {"r.yaml": SERVED}
+STAGE_ALONE = {"r.yaml": "reward: [{kind: model, path: '@reward'}]"}
 MODEL = {"model/config.json": "{}"}
 SFT_MODEL = {"model/sft/config.json": "{}"}
 STF = ("no folder model/stf", "did you mean model/sft?")
@@ -96,6 +97,8 @@ RECIPES = (
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "have the form", "'my reward'"),
+    _override("file without a class", "environment.path=a.py", "form file.py:Name or package.module:Name, got 'a.py'"),
+    _override("function by file", "reward=[{kind: function, function: 'a/rew.py:f'}]", "write rew:f, and start in its"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
@@ -223,6 +226,7 @@ COMMANDS = (
         "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
     ),
     _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
+    _use("serving of a stage alone", "serve-reward r.yaml", "has a meaning in a pipeline only", files=STAGE_ALONE),
     _use(
         "serving to everyone", "serve-reward r.yaml --host 0.0.0.0", "--token-env", "--without-token", files=SERVED_FILE
     ),

@@ -203,6 +203,7 @@ def test_what_a_command_does_not_take_is_refused(place: Path, tmp_path: Path) ->
         (lambda run, out: run.export(out / "new", private=True), "private is for a model that push creates"),
         (lambda run, out: run.export(out / "new", push="a/b/c"), "push needs a name on the Hub"),
         (lambda run, out: run.export(out / "file" / "new"), "file is a file"),
+        (lambda run, _: run.export(3), "out is the folder to write, as text or a Path, got 3"),
         (lambda run, out: run.report(out / "file"), "not a page of Proximo"),
         (lambda run, out: run.evaluate(num_prompts=0), "num_prompts of an evaluation is at least 1, got 0"),
     ],

@@ -274,6 +274,8 @@ def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(place, tmp_pa
     assert len({run.id for run, _ in made}) == 1
     with pytest.raises(ConfigError, match="a sink is"):
         trained(place, tmp_path / "new", {"run.sinks": [3]})
+    with pytest.raises(ConfigError, match=r"run\.sinks is a list of sinks, got .*: write \[sink\]"):
+        trained(place, tmp_path / "new", {"run.sinks": kept})
     with pytest.raises(ConfigError, match="no method close"):
         trained(place, tmp_path / "new", {"run.sinks.0": type("Open", (), {"write": print})()})
 

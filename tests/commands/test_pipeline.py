@@ -10,9 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from proximo.checkpoint.run_folder import Resume
+from proximo.cli import main
+from proximo.commands import serve_reward
 from proximo.commands.evaluate import run_evaluate
 from proximo.commands.pipeline import run as pipeline
 from proximo.commands.pipeline.recipe import PipelineRecipe
+from proximo.config.loader import resolved_yaml
 from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
 from proximo.models.sharing import base_alone
@@ -20,6 +23,7 @@ from proximo.plan.profiling import make_plans
 from proximo.ppo.recipe import PPORecipe
 from proximo.run import journal
 from proximo.run.options import RunOptions
+from recipe_files import write_recipe
 
 REVIEWS = "proximo.recipes.reviews.review_rows"
 TINY = {
@@ -113,6 +117,13 @@ def test_every_model_of_every_checkpoint_loads_with_transformers_alone(finished:
         assert model(torch.tensor([[5, 6, 7]])).logits.shape == (1, 1)
 
 
+def test_a_service_of_the_rewards_has_the_model_of_the_stage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    monkeypatch.setattr(serve_reward, "serve", lambda sources, *_, **__: served.extend(sources))
+    main(["serve-reward", write_recipe(finished.parent, resolved_yaml(recipe(finished)))])
+    assert [each.path for each in served] == [str(pipeline.whole_result(finished, "@reward"))]
+
+
 def test_the_value_model_starts_from_the_reward_model_with_its_head(finished: Path) -> None:
     from proximo.ppo.from_recipe import build_task
 
@@ -135,7 +146,7 @@ def test_a_pipeline_that_exists_is_not_started_over_by_accident(finished: Path) 
 
 
 def test_a_reference_to_a_stage_that_did_not_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="@sft names the result of stage sft"):
+    with pytest.raises(ConfigError, match="@sft names the result of stage sft, .*: run the pipeline with a section"):
         pipeline.whole_result(tmp_path, "@sft")
 
 

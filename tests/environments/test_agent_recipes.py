@@ -51,6 +51,8 @@ def test_what_a_program_needs_is_looked_for_before_models_are_loaded(
     assert problems(command)["environment.command"] == "there is no program no-such-program"
     absent = VerifiersEnvironmentConfig(kind="verifiers", python="no-python", env={})
     assert problems(absent)["environment.python"] == "there is no interpreter no-python"
+    for made in (command, absent):
+        assert type(made)(**made.model_dump(mode="json")) == made, "a saved section is read again"
 
 
 def test_a_token_that_can_be_guessed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

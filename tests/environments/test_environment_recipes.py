@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.commands.pipeline import run as pipeline
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.loader import load_recipe
 from proximo.data.rows import Row
 from proximo.environments.prompts import row_prompts
@@ -16,6 +19,7 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.ppo.dry_run import dry_run
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
+from proximo.run.options import RunOptions
 
 COMMON = """
 run: {folder: FOLDER/run, device: cpu, seed: 3}
@@ -162,6 +166,21 @@ def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path
     for find in (build_task, lambda chosen: list(dry_run(chosen))):
         with pytest.raises(ConfigError, match=r"Unrewarded' has no get_reward\(\), and the run has no other reward"):
             find(chosen)
+
+
+def test_unusable_code_is_found_before_models_load_and_stages_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
+    monkeypatch.setattr(pipeline, "_run", pytest.fail)
+    for key, value, said in (
+        ("path", "example_environments:Mortl", "has no class or function 'Mortl'"),
+        ("kwargs", "{a: 1}", "environment 'example_environments:Mortal' is made with a, but"),
+    ):
+        chosen = recipe(tmp_path, "class", {f"environment.{key}": value})
+        whole = {"run": {"folder": "none"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
+        run = partial(pipeline.run_pipeline, PipelineRecipe.model_validate(whole), RunOptions())
+        for find in (lambda chosen=chosen: list(dry_run(chosen)), partial(build_task, chosen), run):
+            with pytest.raises(ConfigError, match=said):
+                find()
 
 
 def test_a_dry_run_says_what_rewards_the_episodes_and_where_they_come_from(tmp_path: Path) -> None:

@@ -351,3 +351,7 @@ def test_a_model_that_cannot_read_a_whole_conversation_is_refused(tmp_path: Path
         ConfigError, match=r"up to 300 tokens, but the policy model .* at most 256 .*; lower environment.max_tokens"
     ):
         build_task(recipe(tmp_path, {"environment": environment}))
+    large, tokenizer = tiny_language_model(max_position_embeddings=1024), tiny_tokenizer()
+    critic = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.ZERO)
+    with pytest.raises(ConfigError, match=r"up to 1024 .* value model .* 256 .*, in Python max_tokens of PythonEnv"):
+        PPOTrainer(large, tokenizer, value=critic, environment=Letters)

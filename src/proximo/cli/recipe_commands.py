@@ -131,12 +131,15 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     from proximo.run.preflight import check_reward_inputs
 
     check_options(host, token_env=token_env, without_token=without_token)
-    sources = load_reward_section(recipe, overrides or ())
+    sources, pipeline = load_reward_section(recipe, overrides or ())
     with functions_of_the_working_directory():
         check_reward_inputs(sources)
         with loading():
             from proximo.commands.serve_reward import serve
-        from proximo.rewards.service import ServiceLimits
+            from proximo.rewards.service import ServiceLimits
+        if pipeline is not None:
+            from proximo.commands.pipeline.run import resolved_values
 
+            sources = [type(each).model_validate(resolved_values(each, pipeline)) for each in sources]
         limits = ServiceLimits(concurrency=concurrency, queue_size=queue_size, request_bytes=request_mib * 2**20)
         return serve(sources, (host, port), token_env=token_env, limits=limits, grace_seconds=grace_seconds)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from proximo.config.functions import code_problem
 from proximo.config.schema.base import Section
+from proximo.config.schema.validation_messages import CODE
 from proximo.config.service_address import TokenVariable
 
 ENVIRONMENT = "environment"
@@ -70,7 +71,7 @@ class WorkerEnvironmentConfig(PlayedEnvironmentConfig):
 class OwnEnvironmentConfig(WorkerEnvironmentConfig):
     """Kinds that are a class of the user."""
 
-    path: str = Field(pattern=r".+:[A-Za-z_]\w*")
+    path: str = Field(pattern=CODE)
     """`file.py:Class` or `package.module:Class`, called with `kwargs`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
@@ -201,7 +202,7 @@ class ProgramEnvironmentConfig(WorkerEnvironmentConfig):
     def conflicts(self) -> Iterator[str]:
         from proximo.http_client import is_loopback  # takes a moment
 
-        if "max_observation_tokens" in self.model_fields_set:
+        if self.max_observation_tokens != PlayedEnvironmentConfig().max_observation_tokens:  # a saved one has every key
             yield (
                 "max_observation_tokens cuts what environments say, but programs write their own messages: remove it"
             )
@@ -220,7 +221,7 @@ class AgentEnvironmentConfig(ProgramEnvironmentConfig):
     kind: Literal["agent"]
     """A program of yours that asks the policy over HTTP and returns its reward: a function at `path`, or a `command`.
     docs/environments.md."""
-    path: str | None = Field(None, pattern=r".+:[A-Za-z_]\w*")
+    path: str | None = Field(None, pattern=CODE)
     """`file.py:function` or `package.module:function`, called as `run(base_url=..., row=..., seed=...)`. It returns a
     number, or a mapping with `reward`, numbers for metrics, and `truncated` if it was cut."""
     command: tuple[str, ...] = ()

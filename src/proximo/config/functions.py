@@ -8,7 +8,6 @@ from pathlib import Path
 
 from proximo import session_functions
 
-IMPORT_PATH_HINT = "a function is named as package.module:function"
 MADE_WHEN_RUN = "__getattr__|globals|locals|setattr|vars|exec|__dict__"
 """Words of a module that may make names only when it runs."""
 
@@ -17,7 +16,9 @@ def function_problem(import_path: str) -> str | None:
     """What is wrong with an import path; None if no problem can be found without running code."""
     module_name, colon, function = import_path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
-        return f"{IMPORT_PATH_HINT}, got {import_path!r}"
+        is_file = colon and module_name.endswith(".py")
+        hint = f": write {Path(module_name).stem}:{function}, and start in its folder" if is_file else ""
+        return f"a function is named as package.module:function, got {import_path!r}{hint}"
     if module_name == session_functions.MODULE:
         return session_functions.problem(function)
     exists, source = _module_file(module_name)

@@ -53,32 +53,35 @@ def load_recipe(kind: str, given: str | Document, overrides: Sequence[str] = ())
                 f"{source.document.origin} is a recipe for `proximo {guess.name}`, not for `proximo {kind}`"
             ) from error
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
-    if mistakes := stage_mistakes(recipe):
+    if mistakes := stage_mistakes(recipe.stages()):
         raise ConfigError(message_of(mistakes, source))
     comments = "".join(f"# override: {override.text}\n" for override in source.overrides)
     return LoadedRecipe(recipe=recipe, text=comments + source.document.text, origin=source.document.origin)
 
 
-def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[RewardSourceConfig, ...]:
-    """The reward sources of a recipe, of a pipeline, or of a file with only the section `reward`.
+def load_reward_section(given: str, overrides: Sequence[str] = ()) -> tuple[Sequence[RewardSourceConfig], Path | None]:
+    """The reward sources of a recipe, of a pipeline (and its folder), or of a file with only the section `reward`.
 
     Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
     """
-    document = read_document(path_or_name)
+    document = read_document(given)
     kind = recognise(document.data)
     if kind is not None:
-        recipe = load_recipe(kind.name, path_or_name, overrides).recipe
+        recipe = load_recipe(kind.name, document, overrides).recipe
         for _, stage in recipe.given_stages():
             if sources := stage.reward_sources():
-                return sources
+                return sources, None if stage is recipe else Path(recipe.run.folder)
         raise ConfigError(
             f"{document.origin} is a recipe for `proximo {kind.name}`, which has no reward sources to serve"
         )
     source = _source(document, overrides, RewardSection)
     try:
-        return RewardSection.model_validate(source.tree).reward
+        section = RewardSection.model_validate(source.tree)
     except ValidationError as error:
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
+    if mistakes := stage_mistakes({"": section}):
+        raise ConfigError(message_of(mistakes, source))
+    return section.reward, None
 
 
 def kind_of(document: Document, *, advice: str = "") -> str:

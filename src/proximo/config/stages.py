@@ -1,9 +1,8 @@
 """Checks paths such as `@sft` and `@reward`, which refer to the result of an earlier stage of a pipeline."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proximo.config.recipe import Recipe
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import Path
 from proximo.config.schema.validation_messages import Mistake
@@ -11,11 +10,11 @@ from proximo.config.schema.validation_messages import Mistake
 MARK = "@"
 
 
-def stage_mistakes(recipe: Recipe) -> list[Mistake]:
-    """A mistake for every `@` path that does not name an earlier stage."""
+def stage_mistakes(stages: Mapping[str, Section | None]) -> list[Mistake]:
+    """A mistake for every `@` path that does not name an earlier stage. What is no stage has the name ""."""
     before: list[str] = []
     mistakes = []
-    for name, stage in recipe.stages().items():
+    for name, stage in stages.items():
         for path, value in [] if stage is None else _stage_paths(stage, (name,) if name else ()):
             if value not in before:
                 known = f"no such stage comes before it; those that do: {', '.join(before) or 'none'}"

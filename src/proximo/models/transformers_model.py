@@ -161,7 +161,8 @@ def check_lengths(
     reason = f" (beyond it, its {scheme.pop()} rotary positions depend on the longest sequence)" if scheme else ""
     reads = f"but the {role} model ({config.model_type}) reads at most {limit} positions{reason}"
     if section == "environment":
-        raise ConfigError(f"an episode has up to {total} tokens, {reads}; lower environment.max_tokens")
+        python = "in Python max_tokens of PythonEnvironment or PythonAgent"
+        raise ConfigError(f"an episode has up to {total} tokens, {reads}; lower environment.max_tokens, {python}")
     if not max_response_tokens:
         raise ConfigError(f"there are examples of up to {total} tokens, {reads}; lower {section}.max_tokens")
     raise ConfigError(

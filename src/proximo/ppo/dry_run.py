@@ -10,7 +10,7 @@ from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
 
-from proximo.config.environment import ROWS, EnvironmentConfig, ToolsEnvironmentConfig
+from proximo.config.environment import ROWS, EnvironmentConfig, ToolsEnvironmentConfig, VerifiersEnvironmentConfig
 from proximo.config.ineffective_keys import given_keys, nothing_evaluated
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.rewards.sources import FunctionRewardConfig
@@ -21,7 +21,7 @@ from proximo.data.formats.typed_columns import answer_cell
 from proximo.data.load_report import Remark
 from proximo.data.rows import Row
 from proximo.environments.adapters.tools import check_reward, column_problem, gives_reward, tool_methods
-from proximo.environments.players.player import imported
+from proximo.environments.players.player import environment_maker, imported
 from proximo.errors import ConfigError, DataError, as_own_errors
 from proximo.message_text import count_of
 from proximo.ppo.recipe import PPORecipe
@@ -67,14 +67,17 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
 
 
 def _tools_class(recipe: PPORecipe) -> Any:
-    """The class of an environment of kind `tools`, imported; None for other kinds.
+    """The class of an environment of kind `tools`, imported; None for other kinds, whose code is imported too.
 
     Raises ConfigError for one without tools, without a reward, or with a `reset` that a run without data cannot call.
     """
     environment = recipe.environment
-    if not isinstance(environment, ToolsEnvironmentConfig):
+    if environment is None or isinstance(environment, VerifiersEnvironmentConfig):  # which has a Python of its own
         return None
     with kept_working_directory():
+        if not isinstance(environment, ToolsEnvironmentConfig):
+            environment_maker(*environment.made_by(""))
+            return None
         tools = imported(environment.path)
     tool_methods(tools)
     if not recipe.reward:

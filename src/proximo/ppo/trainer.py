@@ -135,7 +135,7 @@ class PPOTrainer:
         self.policy = as_policy(policy)
         reference, value = as_reference(reference, self.policy), as_value(value)
         moves = self.config.kl.reference_every_steps is not None
-        check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
+        check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves, arena=self.environments)
         check_release(self.config.release_cache, current().device or self.policy.device)
         self.roles = make_roles(
             self.policy,

@@ -18,7 +18,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.pretrained.vocabulary import check_vocabulary, embedding_rows
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import refuse_half_shared
-from proximo.models.transformers_model import base_of, is_adapted
+from proximo.models.transformers_model import base_of, check_lengths, is_adapted
 from proximo.ppo.roles.worker import ServedReferenceWorker, check_answers
 from proximo.records import Prompt
 from proximo.rewards.function import FunctionReward
@@ -41,17 +41,21 @@ def check_models(
     reference: LanguageModel | ServedReferenceWorker | None = None,
     value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
+    arena: Arena | None = None,
 ) -> None:
-    """Raises ModelError if the models of the roles are incompatible, or have weights in half precision.
+    """Raises ModelError for incompatible models or weights in half precision, ConfigError for long episodes in `arena`.
 
     A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
     """
     value = None if isinstance(value, str) else value
     reference = None if isinstance(reference, ServedReferenceWorker) else reference
     stays_narrow = reference is not None and reference.precision.is_half and not moves
-    for role, model in (("policy", policy), ("reference", None if stays_narrow else reference), ("value", value)):
-        if model is not None:
+    for role, model in (("policy", policy), ("reference", reference), ("value", value)):
+        if model is not None and not (stays_narrow and role == "reference"):
             _check_full_precision(model, role=role)
+        if model is not None and arena is not None:
+            lengths = {"max_prompt_tokens": arena.limits.max_tokens, "max_response_tokens": 0}
+            check_lengths(model.base.config, role=role, section="environment", **lengths)
     check_vocabulary(policy.base, tokenizer, role="policy")
     if policy.has_adapter and moves:
         raise ModelError(

@@ -175,7 +175,7 @@ def stage_result(folder: Path, reference: str) -> Path:
     checkpoint = store.best() or store.latest()
     if checkpoint is None:
         raise ConfigError(
-            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
-            f"give the recipe a section {stage}, or name a model by its path"
+            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: run the pipeline "
+            f"with a section {stage} first, or name a model by its path"
         )
     return checkpoint.path(checkpoint.roles[0])

@@ -35,6 +35,8 @@ class GivenObjects:
             return _arguments(value)
         if name in ROWS:
             return self._sources(value)
+        if name == "sinks" and not isinstance(value, list | tuple | str):
+            raise ConfigError(f"run.sinks is a list of sinks, got {value!r:.60}: write [sink], or [] for none")
         if isinstance(value, Section):
             value = _settings(value)
         if isinstance(value, Mapping):

@@ -188,6 +188,8 @@ class SavedRun:
         """
         from proximo.commands.export import run_export
 
+        if not isinstance(out, str | os.PathLike):
+            raise UserError(f"out is the folder to write, as text or a Path, got {out!r:.60}")
         run_export(
             self.folder,
             Path(out),

@@ -5,13 +5,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
 from proximo.checkpoint.run_folder import MERGED
 from proximo.commands.export import export_model
 from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.schema.base import Section
 from proximo.config.stages import MARK
 from proximo.distributed.world import current
 from proximo.metrics.report.page import write_pipeline_report
@@ -21,12 +22,11 @@ from proximo.plan.machine import device_kind
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
+from proximo.run.make.environments import check_environment
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_folders
 from proximo.trainer_kinds import trainer_kinds
-
-Stage = TypeVar("Stage", bound=TrainerRecipe)
 
 
 def run_recipe(recipe: Recipe, options: RunOptions) -> int:
@@ -46,8 +46,8 @@ def _run(recipe: TrainerRecipe, options: RunOptions, *, given: TrainerRecipe) ->
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions and
-    services are checked before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions,
+    services and environments are checked before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
@@ -57,7 +57,9 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
         lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders"
     )
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-    check_sources(section for stage in stages for section in stage.sections().values())
+    sections = [section for stage in stages for section in stage.sections().values()]
+    check_sources(sections)
+    world.on_rank_0(lambda: list(map(check_environment, sections)), what="the check of environments")
     of_stage = replace(
         options,
         resume="never" if resume == "never" else "auto",
@@ -92,8 +94,8 @@ def _report(folder: Path, last: TrainerRecipe, *, quiet: bool) -> None:
         console.print(f"report: {report}", soft_wrap=True)
 
 
-def resolved_values(section: TrainerRecipe, folder: Path) -> dict[str, Any]:
-    """The values of the recipe with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
+def resolved_values(section: Section, folder: Path) -> dict[str, Any]:
+    """The values of a section with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
 
     def resolve(value: Any, *, merge: bool = True) -> Any:
         if isinstance(value, Mapping):

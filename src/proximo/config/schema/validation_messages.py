@@ -28,6 +28,7 @@ from proximo.errors import ConfigError
 
 MAX_VALUE_CHARACTERS = 60
 MAX_SUGGESTIONS = 3
+CODE = r".+:[A-Za-z_]\w*"  # the pattern of a key that names a class or function
 EXPECTED = {
     "bool": "be true or false",
     "dict": "be a mapping",
@@ -167,7 +168,8 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
 
 def _expected(error: ErrorDetails) -> str:
     phrase = EXPECTED.get(error["type"].removesuffix("_type").removesuffix("_parsing"))
-    return phrase.format(**error.get("ctx", {})) if phrase else re.sub(r"^\w+ should ", "", error["msg"])
+    text = phrase.format(**error.get("ctx", {})) if phrase else re.sub(r"^\w+ should ", "", error["msg"])
+    return text.replace(CODE, "file.py:Name or package.module:Name")
 
 
 def _unknown(path: Path, source: Source) -> str:

@@ -16,6 +16,7 @@ from proximo.config.environment import (
     VerifiersEnvironmentConfig,
     WorkerEnvironmentConfig,
 )
+from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import gives_reward, tools_of
 from proximo.environments.engine import Arena, Limits
@@ -142,6 +143,12 @@ def make_environments(
         options |= {"is_rewarded": is_rewarded}
     pool = _started(config, path, options) if plays else None
     return Arena(environments=pool, renderer=renderer, limits=_limits(config))
+
+
+def check_environment(section: Section) -> None:
+    """Start an environment and end it; raises ConfigError where that fails. Verifiers' waits for its tokenizer."""
+    if isinstance(section, WorkerEnvironmentConfig) and not isinstance(section, VerifiersEnvironmentConfig):
+        _started(section, *section.made_by("hermes")).close()
 
 
 def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase") -> Arena:
