@@ -327,16 +327,17 @@ def _check_context(
     lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in data.answers]
     answered = max(lengths, key=sum, default=(0, 0))
 
+    section = "data" if recipe.environment is None else "environment"
     for role, model in (*scorers.items(), *models.items()):
-        if model is not None and recipe.environment is None:  # the trainer looks at the length of episodes
-            check_lengths(model.base.config, role=role, max_prompt_tokens=longest, max_response_tokens=response)
+        if model is not None:
+            lengths_of_run = {"max_prompt_tokens": longest, "max_response_tokens": response}
+            check_lengths(model.base.config, role=role, section=section, **lengths_of_run)
     for role, model in scorers.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=answered[0], max_response_tokens=answered[1])
     if (policy := models["policy"]) is not None:
         texts = max((len(text.token_ids) for text in data.texts.examples or ()), default=0)
-        check_lengths(
-            policy.base.config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data"
-        )
+        config = policy.base.config
+        check_lengths(config, role="policy", max_prompt_tokens=texts, max_response_tokens=0, section="ptx_data")
 
 
 def build_value(
