@@ -24,6 +24,7 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     Last: "last",
 }
 
+
 def metrics_page() -> str:
     """The page docs/metrics.md as Markdown: its tables and lists are made anew, and all else is kept."""
     kinds = trainer_kinds()
