@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +18,8 @@ import torch
 import shape_checks
 
 shape_checks.install()
+
+metadata.version = cache(metadata.version)  # each run asks for those of nine packages, from their files
 
 
 @pytest.fixture(autouse=True)

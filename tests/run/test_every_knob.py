@@ -29,6 +29,7 @@ from proximo.config.schema.base import Section
 from proximo.config.schema.fields import annotation_at, child_of, section_for
 from proximo.errors import ProximoError
 from proximo.metrics.catalogue import catalogue
+from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
@@ -94,8 +95,10 @@ def store_on_hub(cache: Path, name: str, revisions: Mapping[str, str], place: Pa
 
 @pytest.fixture(autouse=True)
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are not compared, and to draw them takes a quarter of such a run."""
+    """Neither reports nor probes of models are compared, and they take a third of such a run."""
     monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+    for name in ("probe_language_model", "probe_scalar_model"):
+        monkeypatch.setattr(loading, name, lambda model: None)
 
 
 @pytest.fixture(autouse=True)
@@ -114,8 +117,8 @@ def filled(value: Any, place: Path) -> Any:
 
 
 def outcome(kind: Kind, changes: Changes, place: Path, folder: Path) -> dict[str, Any]:
-    """What can be seen of a run of two steps, but for what differs anyway: its recipe, its times and its name."""
-    recipe = changed(recipe_of(kind, place), {"ppo.num_steps": 2} if kind == "ppo" else {})
+    """What can be seen of a run of a few steps, but for what differs anyway: its recipe, its times and its name."""
+    recipe = changed(recipe_of(kind, place), {"ppo.num_steps": 2} if kind == "ppo" else {f"{kind}.num_epochs": 1})
     recipe = changed(recipe, filled(dict(changes), place) | {"run.folder": str(folder)})
     with counted_passes() as passes:
         try:
