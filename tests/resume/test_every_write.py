@@ -42,9 +42,10 @@ def resume_from(picture: Picture, kind: Kind, recipe: Mapping[str, Any], expecte
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_at_any_write_changes_nothing(kind: Kind, tmp_path: Path) -> None:
-    """PPO's steps take longest: it takes three and saves after each, so that the last save prunes there too."""
+    """PPO, whose steps take longest, takes three, of one update, and saves after each: its last save prunes too."""
     place = make_inputs(tmp_path)
-    recipe = changed(recipe_of(kind, place), {"ppo.num_steps": 3, "run.save_every_steps": 1} if kind == "ppo" else {})
+    fewer = {"ppo.num_steps": 3, "ppo.prompts_per_step": 3, "run.save_every_steps": 1}
+    recipe = changed(recipe_of(kind, place), fewer if kind == "ppo" else {})
     camera = film(kind, recipe, place / "run")
     expected = outcome(place / "run")
     assert camera.num_boundaries > 200
