@@ -40,6 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def no_report_no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than tiny runs, probes of models draw nothing, and to lose what is not synced takes power."""
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder / "report.html")
+    for name in ("probe_language_model", "probe_scalar_model"):
+        monkeypatch.setattr(f"proximo.models.loading.{name}", lambda model: None)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One second of computing for a trial of a chat template."""
     from proximo.data.templates import limits

@@ -29,17 +29,17 @@ from proximo.config.schema.base import Section
 from proximo.config.schema.fields import annotation_at, child_of, section_for
 from proximo.errors import ProximoError
 from proximo.metrics.catalogue import catalogue
-from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.run import journal
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
 from run.knobs import ELSEWHERE, KNOBS, TEMPLATE, Changes, Knob, rows
 from run_outcomes import read_lines
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
+
+pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +91,6 @@ def store_on_hub(cache: Path, name: str, revisions: Mapping[str, str], place: Pa
         commit = f"{number}" * 40
         (folder / "refs" / revision).write_text(commit)
         shutil.copytree(place / source, folder / "snapshots" / commit)
-
-
-@pytest.fixture(autouse=True)
-def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither reports nor probes of models are compared, and they take a third of such a run."""
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-    for name in ("probe_language_model", "probe_scalar_model"):
-        monkeypatch.setattr(loading, name, lambda model: None)
 
 
 @pytest.fixture(autouse=True)
