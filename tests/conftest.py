@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +18,8 @@ import torch
 import shape_checks
 
 shape_checks.install()
+
+metadata.version = cache(metadata.version)  # each run asks for those of nine packages, from their files
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +37,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def no_report_no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than tiny runs, probes of models draw nothing, and to lose what is not synced takes power."""
+    monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder / "report.html")
+    for name in ("probe_language_model", "probe_scalar_model"):
+        monkeypatch.setattr(f"proximo.models.loading.{name}", lambda model: None)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -121,7 +121,10 @@ if __name__ == "__main__":
     faults, attempt = json.loads(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if faults and os.environ["RANK"] == "0":
         note(f"attempt {attempt} begins")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command sets it before torch is imported
+    from proximo.run import journal
+
+    journal.write_report = lambda folder: folder / "report.html"  # to draw it takes seconds, and nobody reads it
     if attempt < len(faults) and int(os.environ["RANK"]) == faults[attempt]["rank"]:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command sets it before torch is imported
         break_it(faults[attempt])
     sys.exit(main(sys.argv[2:]))

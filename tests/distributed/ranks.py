@@ -29,7 +29,12 @@ SOON_SECONDS = 200.0
 that a wait which nobody ends shows."""
 ENDING_SECONDS = 5.0
 """How long a process is waited for that has closed its pipe."""
-PRELOADED = ["proximo.distributed.process_group", "proximo.distributed.sharding", "tiny_runs", "proximo.ppo.trainer"]
+PRELOADED = [
+    *("proximo.distributed.process_group", "proximo.distributed.sharding", "tiny_runs", "architectures", "pytest"),
+    *("proximo.ppo.from_recipe", "proximo.ppo.metrics.alarms", "proximo.supervised.sft_trainer"),
+    *("proximo.supervised.recipes", "proximo_cpu.plug_in", "proximo_cpu.decoder", "proximo_cpu.attention"),
+    "transformers.models.llama.modeling_llama",
+]
 """What takes long to import, and is imported once for all ranks: they are forks of a process that computes nothing."""
 
 
@@ -139,8 +144,10 @@ def _work(rank: int, size: int, port: int, pipe: Connection, stacks: Path) -> No
 
     from proximo.distributed.process_group import ProcessGroupWorld
     from proximo.distributed.world import using
+    from proximo.run import journal
 
     torch.set_num_threads(1)
+    journal.write_report = lambda folder: folder / "report.html"  # to draw it takes longer than what is tested here
     timeout = timedelta(seconds=COLLECTIVE_SECONDS)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout)

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,21 +97,24 @@ def listening(processes: Iterable[int]) -> set[str]:
 STOP, KILL = signal.SIGSTOP, signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("signals", "reason"),
-    [
-        ([(STOP, 0), (STOP, 1), (KILL, 0), (KILL, 1)], "was ended by SIGKILL"),  # none of them sees the other end
-        ([(STOP, 0)], "rank 0 (process {} on {}) is stopped or gone: no sign of life"),
-    ],
-    ids=["all are killed", "rank 0 is stopped"],
-)
-def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_rank_0_is_in_the_folder(
-    signals: list[tuple[int, int]], reason: str, tmp_path: Path
-) -> None:
-    recipe = sft_recipe(tmp_path, num=2, timeout_seconds=10)
+ENDS = {
+    # None of them sees the other end.
+    "all are killed": ([(STOP, 0), (STOP, 1), (KILL, 0), (KILL, 1)], "was ended by SIGKILL"),
+    "rank 0 is stopped": ([(STOP, 0)], "rank 0 (process {} on {}) is stopped or gone: no sign of life"),
+}
+
+
+def test_a_signal_to_rank_1_changes_nothing_and_the_end_of_rank_0_is_in_the_folder(tmp_path: Path) -> None:
+    """Both runs at once: most of it is waiting."""
+    recipes = [sft_recipe(tmp_path / name, num=2, timeout_seconds=10) for name in ENDS]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(check_end, recipes, *zip(*ENDS.values(), strict=True)))
+
+
+def check_end(recipe: Path, signals: list[tuple[int, int]], reason: str) -> None:
     many = ("sft.num_epochs=8000", "run.save_every_steps=100000", "run.evaluate_every_steps=100000")
     process = start([sys.executable, "-P", "-m", "proximo", "sft", str(recipe), *many])
-    run = tmp_path / "run"
+    run = recipe.with_name("run")
     wait_for_lines(run, 2)
     ranks = children(process.pid)
     addresses = listening([process.pid, *ranks.values()])

@@ -69,7 +69,7 @@ class Order(TorchDispatchMode):
 
 
 def num_remembered() -> int:
-    """Passes through layers that FSDP keeps of all models of this process."""
+    """Passes through layers that FSDP keeps of all models made since `gc.freeze()`."""
     gc.collect()
     contexts = (vars(each) for each in gc.get_objects() if isinstance(each, FSDPCommContext))
     # A model that has not run yet has no list.
@@ -80,6 +80,7 @@ def steps_of(case: str, place: Path) -> tuple[list[tuple[str, int]], list[int]]:
     """The collectives of a few steps and evaluations, and what FSDP remembers after each."""
     kind, changes = CASES[case]
     trainer = recipe_kind(kind)
+    gc.freeze()  # so that no look walks over what was imported
     task: Any = trainer.build(trainer.schema.model_validate(changed(recipe_of(kind, place), changes)))
     remembered = []
     with Order() as order:
@@ -88,6 +89,7 @@ def steps_of(case: str, place: Path) -> tuple[list[tuple[str, int]], list[int]]:
             task.evaluate()
             remembered.append(num_remembered())
     task.close()
+    gc.unfreeze()
     return order.met, remembered
 
 

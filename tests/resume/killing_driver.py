@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, Never
@@ -18,6 +19,7 @@ from typing import Any, Never
 from checkpoint_faults import FaultyDisk
 
 import proximo.ppo.from_recipe
+from distributed.ranks import PRELOADED
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
@@ -196,6 +198,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    for module in PRELOADED:
+        import_module(module)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)
     os._exit(0)  # an orderly end of all that was imported takes seconds

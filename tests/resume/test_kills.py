@@ -78,7 +78,7 @@ def test_sigterm_to_the_command_saves_exits_143_and_the_resumed_run_has_the_same
     tmp_path: Path, driver: Driver
 ) -> None:
     place = make_inputs(tmp_path)
-    many = {"run.save_every_steps": None, "run.evaluate_every_steps": None, "ppo.num_steps": 12}
+    many = {"run.save_every_steps": None, "run.evaluate_every_steps": None, "ppo.num_steps": 7}
     many["reward.1.function"] = "gated_reward:share_of_vowels"
     recipe = changed(recipe_of("ppo", place), many)
     run("ppo", recipe, RunOptions(quiet=True))
@@ -95,6 +95,6 @@ def test_sigterm_to_the_command_saves_exits_143_and_the_resumed_run_has_the_same
     steps = [line["step"] for line in read_lines(metrics)]
     latest = (place / "run" / "checkpoints" / "latest").read_text()
     assert latest == f"step-{steps[-1]:06d}\n"
-    assert 0 < steps[-1] < 12
+    assert 0 < steps[-1] < 7
     driver.live("ppo", recipe)
     assert_same_outcome(place / "run", expected, after=f"SIGTERM in step {steps[-1]}")

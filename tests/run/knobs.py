@@ -165,7 +165,6 @@ KNOBS = [
         {
             "run.precision": "bf16",
             "run.save_every_steps": 3,
-            "run.keep_last": 3,
             "run.evaluate_every_steps": 1,
             "run.tensorboard": True,
             "run.sinks": [{"kind": "function", "function": "knobs:open_sink"}],
@@ -189,6 +188,7 @@ KNOBS = [
         },
     ),
     *knobs("sft", {"run.head_precision": "float32"}, BF16),
+    *knobs("sft", {"run.keep_last": 3}, {"sft.num_epochs": 2}),
     *knobs("sft", {"run.save_every_minutes": 1e-9}, {"run.save_every_steps": None}),
     *knobs("sft", {"tokenizer.train_vocab_size": 262}, {"tokenizer": {"train_vocab_size": 300}}),
     *knobs("sft", {"tokenizer.chat_template": TEMPLATE, "data.system": "abc"}, {"data.as_messages": True}),

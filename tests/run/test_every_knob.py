@@ -32,13 +32,14 @@ from proximo.metrics.catalogue import catalogue
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.run import journal
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind, recipe_kinds
 from run.knobs import ELSEWHERE, KNOBS, TEMPLATE, Changes, Knob, rows
 from run_outcomes import read_lines
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
+
+pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +94,6 @@ def store_on_hub(cache: Path, name: str, revisions: Mapping[str, str], place: Pa
 
 
 @pytest.fixture(autouse=True)
-def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are not compared, and to draw them takes a quarter of such a run."""
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-
-
-@pytest.fixture(autouse=True)
 def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub that has the models of `place`."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hub"))
@@ -114,8 +109,8 @@ def filled(value: Any, place: Path) -> Any:
 
 
 def outcome(kind: Kind, changes: Changes, place: Path, folder: Path) -> dict[str, Any]:
-    """What can be seen of a run of two steps, but for what differs anyway: its recipe, its times and its name."""
-    recipe = changed(recipe_of(kind, place), {"ppo.num_steps": 2} if kind == "ppo" else {})
+    """What can be seen of a run of a few steps, but for what differs anyway: its recipe, its times and its name."""
+    recipe = changed(recipe_of(kind, place), {"ppo.num_steps": 2} if kind == "ppo" else {f"{kind}.num_epochs": 1})
     recipe = changed(recipe, filled(dict(changes), place) | {"run.folder": str(folder)})
     with counted_passes() as passes:
         try:

@@ -162,30 +162,25 @@ def test_it_can_be_a_stage_of_a_pipeline(place: Path, capsys: pytest.CaptureFixt
     assert Path(started).parts[:3] == ("chain", "sft", "checkpoints")
 
 
-def test_a_trainer_of_an_installed_package_needs_no_call(tmp_path: Path) -> None:
+def test_a_trainer_of_an_installed_package_needs_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its package names it as an entry point, which every command registers."""
     package = tmp_path / "toy-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     points = package / "entry_points.txt"
     points.write_text("[proximo.trainers]\ntoy = toy_trainer:TOY\n")
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
-
-    def proximo(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "proximo", *words],
-            env=os.environ | {"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
-    assert "Fine-tune with a weight." in proximo("toy", "--help").stdout
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "proximo", "toy", "--help"]
+    helped = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert "Fine-tune with a weight." in helped.stdout
     points.write_text("[proximo.trainers]\ntoy = toy_trainer:ToyConfig\n")
-    broken = proximo("recipes")
-    assert broken.returncode == 2
-    assert "the trainer toy of an installed package (toy_trainer:ToyConfig) cannot be registered" in broken.stderr
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program._register_installed_trainers.cache_clear()  # as in a process that begins
+    assert main(["recipes"]) == 2
+    said = capsys.readouterr().err
+    assert "the trainer toy of an installed package (toy_trainer:ToyConfig) cannot be registered" in said
 
 
 def test_a_name_is_given_once() -> None:
