@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fake_vllm import fake_environment
+from fake_vllm import fake_environment, forked_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.config.engine import VLLMEngineConfig
@@ -43,6 +43,13 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_environment(tmp_path_factory.mktemp("vllm") / "environment")
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """For runs; test_vllm_recipes.py has one whose servers are the command."""
+    with forked_environment(tmp_path_factory.mktemp("forked") / "environment") as folder:
+        yield str(folder)
 
 
 def spec(environment: Path, *arguments: str) -> ServerSpec:
@@ -197,10 +204,10 @@ def no_folder_left() -> Iterator[None]:
 
 
 def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words(
-    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    forked: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "MAX_RESTARTS", 1)
-    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"])
+    given = recipe(place, tmp_path / "run", environment=forked, arguments=["--dies-after=3"])
     assert main(["ppo", str(given), "--quiet"]) == 1
     told = capsys.readouterr().err
     log = tmp_path / "run" / "servers" / "server-0.log"
@@ -212,10 +219,10 @@ def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words
 @pytest.mark.usefixtures("no_folder_left")
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
-    *, replicas: int, environment: Path, place: Path, tmp_path: Path
+    *, replicas: int, forked: str, place: Path, tmp_path: Path
 ) -> None:
     arguments = ["--dies-after=3", f"--dies-once={tmp_path / 'died'}"]
-    engine = {"environment": str(environment), "arguments": arguments, "replicas": replicas}
+    engine = {"environment": forked, "arguments": arguments, "replicas": replicas}
     assert main(["ppo", str(recipe(place, tmp_path / "run", **engine)), "--quiet"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     steps = [line for line in lines if "mismatch/k3" in line]
@@ -228,16 +235,16 @@ def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
 
 
 def test_a_server_that_does_not_start_leaves_its_log_where_the_next_start_finds_an_empty_run(
-    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forked: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run" / "servers" / "server-0.log"
-    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--fail"])
+    given = recipe(place, tmp_path / "run", environment=forked, arguments=["--fail"])
     assert main(["ppo", str(given), "--quiet"]) == 1
     assert (
         f"ended with status 1 before it was ready; the end of {log}:\n  no memory for one block of the cache"
         in capsys.readouterr().err
     )
-    given = recipe(place, tmp_path / "run", environment=str(environment))
+    given = recipe(place, tmp_path / "run", environment=forked)
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1"]) == 0
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1", "--overwrite"]) == 0
     assert re.findall("no memory|child", log.read_text()) == ["no memory", "child", "child"]
@@ -268,9 +275,9 @@ def test_what_is_not_there_is_refused_before_a_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_resumed_ends_with_the_same_bits(environment: Path, place: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_ends_with_the_same_bits(forked: str, place: Path, tmp_path: Path) -> None:
     """Its servers are new, and get the weights of the checkpoint. Their limits may change, what samples may not."""
-    given = recipe(place, tmp_path / "run", environment=str(environment))
+    given = recipe(place, tmp_path / "run", environment=forked)
     assert main(["ppo", str(given), "--quiet"]) == 0
     whole, cut = tmp_path / "whole", tmp_path / "run"
     shutil.copytree(cut, whole)
