@@ -333,8 +333,8 @@ def engine_on(fakes: list[FakeVLLM], policy: LanguageModel, opened: ExitStack, *
 
 
 def fake_environment(folder: Path) -> Path:
-    """An environment as `proximo engine install` makes one, whose vLLM is this file. A server starts a child that leaves
-    its session. With `--sleep` it hangs before all else; with `--fail` it ends at once."""
+    """An environment as `proximo engine install` makes one, whose vLLM is this file. A server starts a child in another
+    session. With `--sleep` it does no more; with `--fail` it ends at once."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     here, package = Path(__file__), Path(proximo.__file__).parents[1]
