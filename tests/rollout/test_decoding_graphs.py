@@ -239,8 +239,8 @@ def test_a_model_that_was_refused_is_not_tried_again(monkeypatch: pytest.MonkeyP
     with_graphs(monkeypatch, fails)
     engine = engine_of()
     with pytest.warns(UserWarning, match="no graphs"):
-        responses(engine=engine)
-    responses(engine=engine)
+        responses(new=LEAST_PASSES + 8, engine=engine)
+    responses(new=LEAST_PASSES + 8, engine=engine)
     assert len(tries) == 1
 
 
@@ -256,7 +256,7 @@ def test_other_weights_get_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None
                 at_load.append(list(capture.replays))
                 engine.load_weights(1, {name: 1.5 * each for name, each in engine._parameters().items()})
 
-        return responses(engine=engine, on_finished=load)
+        return responses(new=60, engine=engine, on_finished=load)
 
     monkeypatch.setattr(decoding, "passes_at_once", lambda _: 8)  # weights take effect after a block
     expected = run()
@@ -297,14 +297,16 @@ def test_the_cache_is_let_go_with_the_call(monkeypatch: pytest.MonkeyPatch) -> N
         made(cache, **given)
 
     monkeypatch.setattr(RowCache, "__init__", noted)
-    with_graphs(monkeypatch, StandIn())
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
     gc.collect()
     gc.disable()
     try:
-        responses()
+        responses(new=LEAST_PASSES + 8)
     finally:
         gc.enable()
     assert [cache() for cache in caches] == [None]
+    assert capture.replays
 
 
 def test_short_responses_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
