@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from select import select
-from socket import AF_UNIX, SHUT_RDWR, recv_fds
+from socket import SHUT_RDWR, recv_fds
 from socket import socket as Socket
-from socketserver import ThreadingUnixStreamServer
+from socketserver import BaseRequestHandler, ForkingMixIn, ThreadingUnixStreamServer, UnixStreamServer
 from typing import Any
 
 import torch
@@ -367,29 +366,25 @@ def forked_environment(folder: Path) -> Iterator[Path]:
         yield folder
 
 
+class _Forked(BaseRequestHandler):
+    """A server in a process of its own: here, in the fork for a request, its end is waited for and told."""
+
+    def handle(self) -> None:
+        words, outputs, *_ = recv_fds(self.request, 2**16, 2)
+        if server := os.fork():
+            self.request.send(bytes([os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]) & 255]))
+            return
+        for number, output in enumerate(outputs, start=1):
+            os.dup2(output, number)
+        threading.Thread(target=lambda: self.request.recv(1) or os._exit(0), daemon=True).start()
+        serve_forever(words.decode().split("\0"))
+
+
 def fork_servers(place: str) -> None:
     """A server for each that asks at this socket, until the end of the input."""
     LanguageModel(tiny_language_model())  # imports what is imported with the first model
-    with Socket(AF_UNIX) as listener:
-        listener.bind(place)
-        listener.listen()
-        while sys.stdin not in select([listener, sys.stdin], [], [])[0]:
-            asked, _ = listener.accept()
-            if os.fork() == 0:
-                words, outputs, *_ = recv_fds(asked, 2**16, 2)
-                break
-            asked.close()
-        else:
-            os._exit(0)
-    if server := os.fork():
-        status = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
-        with suppress(OSError):
-            asked.send(bytes([status & 255]))
-        os._exit(0)
-    for number, output in enumerate(outputs, start=1):
-        os.dup2(output, number)
-    threading.Thread(target=lambda: asked.recv(1) or os._exit(0), daemon=True).start()
-    serve_forever(words.decode().split("\0"))
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(0), daemon=True).start()
+    type("Forking", (ForkingMixIn, UnixStreamServer), {})(place, _Forked).serve_forever()
 
 
 def _die(once: Path | None) -> None:

@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_vllm import fake_environment, forked_environment
+from fake_vllm import forked_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.config.engine import VLLMEngineConfig
@@ -28,8 +27,7 @@ from proximo.rollout.vllm.process import MAX_RESTARTS, ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
-
-ENDED_SECONDS = 300
+from waiting import LATEST_SECONDS, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +39,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_environment(tmp_path_factory.mktemp("vllm") / "environment")
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """For runs; test_vllm_recipes.py has one whose servers are the command."""
-    with forked_environment(tmp_path_factory.mktemp("forked") / "environment") as folder:
-        yield str(folder)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The run of test_vllm_recipes.py has servers that are the command itself."""
+    with forked_environment(tmp_path_factory.mktemp("vllm") / "environment") as folder:
+        yield folder
 
 
 def spec(environment: Path, *arguments: str) -> ServerSpec:
@@ -66,18 +59,12 @@ def lives(process: int) -> bool:
 
 
 def wait_until_gone(processes: list[int]) -> None:
-    deadline = time.monotonic() + ENDED_SECONDS
-    while any(map(lives, processes)):
-        assert time.monotonic() < deadline, [process for process in processes if lives(process)]
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(lives, processes)))
 
 
 def child_in(log: Path) -> int:
-    deadline = time.monotonic() + ENDED_SECONDS
-    while not (found := re.search(r"child (\d+)\n", log.read_text())):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-    return int(found[1])
+    wait_until(lambda: re.search(r"child (\d+)\n", log.read_text()))
+    return int(log.read_text().partition("child ")[2].partition("\n")[0])
 
 
 OF_TORCHRUN = {
@@ -171,7 +158,7 @@ def test_a_server_that_ends_is_started_again_a_few_times_and_its_log_keeps_all_t
     log.write_text("what a server of an earlier run said\n")
     process = ServerProcess(spec(environment, "--fail"), log=log, folder=tmp_path)
     for number in range(MAX_RESTARTS + 1):
-        process._process._process.wait(ENDED_SECONDS)
+        process._process._process.wait(LATEST_SECONDS)
         process._socket.touch()  # where it listened, as a process leaves it that is killed
         assert process.restart_if_ended() == (number < MAX_RESTARTS)
     assert process.has_ended()
@@ -204,10 +191,10 @@ def no_folder_left() -> Iterator[None]:
 
 
 def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words(
-    forked: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "MAX_RESTARTS", 1)
-    given = recipe(place, tmp_path / "run", environment=forked, arguments=["--dies-after=3"])
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--dies-after=3"])
     assert main(["ppo", str(given), "--quiet"]) == 1
     told = capsys.readouterr().err
     log = tmp_path / "run" / "servers" / "server-0.log"
@@ -219,10 +206,10 @@ def test_a_server_that_ends_within_each_rollout_ends_the_run_with_its_last_words
 @pytest.mark.usefixtures("no_folder_left")
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
-    *, replicas: int, forked: str, place: Path, tmp_path: Path
+    *, replicas: int, environment: Path, place: Path, tmp_path: Path
 ) -> None:
     arguments = ["--dies-after=3", f"--dies-once={tmp_path / 'died'}"]
-    engine = {"environment": forked, "arguments": arguments, "replicas": replicas}
+    engine = {"environment": str(environment), "arguments": arguments, "replicas": replicas}
     assert main(["ppo", str(recipe(place, tmp_path / "run", **engine)), "--quiet"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     steps = [line for line in lines if "mismatch/k3" in line]
@@ -235,16 +222,16 @@ def test_a_server_that_ends_within_a_run_is_started_again_and_gets_the_weights(
 
 
 def test_a_server_that_does_not_start_leaves_its_log_where_the_next_start_finds_an_empty_run(
-    forked: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run" / "servers" / "server-0.log"
-    given = recipe(place, tmp_path / "run", environment=forked, arguments=["--fail"])
+    given = recipe(place, tmp_path / "run", environment=str(environment), arguments=["--fail"])
     assert main(["ppo", str(given), "--quiet"]) == 1
     assert (
         f"ended with status 1 before it was ready; the end of {log}:\n  no memory for one block of the cache"
         in capsys.readouterr().err
     )
-    given = recipe(place, tmp_path / "run", environment=forked)
+    given = recipe(place, tmp_path / "run", environment=str(environment))
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1"]) == 0
     assert main(["ppo", str(given), "--quiet", "ppo.num_steps=1", "--overwrite"]) == 0
     assert re.findall("no memory|child", log.read_text()) == ["no memory", "child", "child"]
@@ -275,9 +262,9 @@ def test_what_is_not_there_is_refused_before_a_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_resumed_ends_with_the_same_bits(forked: str, place: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_ends_with_the_same_bits(environment: Path, place: Path, tmp_path: Path) -> None:
     """Its servers are new, and get the weights of the checkpoint. Their limits may change, what samples may not."""
-    given = recipe(place, tmp_path / "run", environment=forked)
+    given = recipe(place, tmp_path / "run", environment=str(environment))
     assert main(["ppo", str(given), "--quiet"]) == 0
     whole, cut = tmp_path / "whole", tmp_path / "run"
     shutil.copytree(cut, whole)
