@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, recv_fds
 from socket import socket as Socket
-from socketserver import ThreadingUnixStreamServer
+from socketserver import BaseRequestHandler, ForkingMixIn, ThreadingUnixStreamServer, UnixStreamServer
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import proximo
-from builders import tiny_tokenizer
+from builders import tiny_language_model, tiny_tokenizer
 from fake_driver import FakeDriver
 from inside_vllm import Loading, worker_file
 from proximo.models.language import LanguageModel
@@ -332,15 +332,59 @@ def engine_on(fakes: list[FakeVLLM], policy: LanguageModel, opened: ExitStack, *
 
 
 def fake_environment(folder: Path) -> Path:
-    """An environment as `proximo engine install` makes one, whose vLLM is this file. With `--fail` it ends at once."""
+    """An environment as `proximo engine install` makes one, whose vLLM is this file. A server starts a child in another
+    session. With `--sleep` it does no more; with `--fail` it ends at once."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     here, package = Path(__file__), Path(proximo.__file__).parents[1]
     fails = 'case "$*" in *--fail*) echo "no memory for one block of the cache"; exit 1;; esac'
+    sleeps = 'setsid sleep 600 & echo "child $!"\ncase "$*" in *--sleep*) exec sleep 600;; esac'
     runs = f'PYTHONPATH={here.parent}:{package} exec {sys.executable} {here} "$@"'
-    python.write_text(f"#!/bin/sh\n{fails}\n{runs}\n")
+    python.write_text(f"#!/bin/sh\n{fails}\n{sleeps}\n{runs}\n")
     python.chmod(0o755)
     return folder
+
+
+ASK = """import os, socket, sys
+asked = socket.socket(socket.AF_UNIX)
+asked.connect(sys.argv[1])
+socket.send_fds(asked, ["\\0".join(sys.argv[2:]).encode()], [1, 2])
+os._exit(ord(asked.recv(1) or b"\\1"))"""
+
+
+@contextmanager
+def forked_environment(folder: Path) -> Iterator[Path]:
+    """The same, but servers are forks of one process. What stands for each where it was started ends with it."""
+    python, place = fake_environment(folder) / "bin" / "python", folder / "asked"
+    (folder / "ask.py").write_text(ASK)
+    *first, runs = python.read_text().splitlines()
+    python.write_text("\n".join([*first, f'exec {sys.executable} -IS {folder / "ask.py"} {place} "$@"']))
+    with subprocess.Popen(["/bin/sh", "-c", runs, "sh", str(place)], stdin=subprocess.PIPE) as process:
+        while not place.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        yield folder
+
+
+class _Forked(BaseRequestHandler):
+    """A server in a process of its own: here, in the fork for a request, its end is waited for and told."""
+
+    def handle(self) -> None:
+        words, outputs, *_ = recv_fds(self.request, 2**16, 2)
+        if server := os.fork():
+            self.request.send(bytes([os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]) & 255]))
+            return
+        for number, output in enumerate(outputs, start=1):
+            os.dup2(output, number)
+        threading.Thread(target=lambda: self.request.recv(1) or os._exit(0), daemon=True).start()
+        serve_forever(words.decode().split("\0"))
+
+
+def fork_servers(place: str) -> None:
+    """A server for each that asks at this socket, until the end of the input."""
+    LanguageModel(tiny_language_model())  # imports what is imported with the first model
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(0), daemon=True).start()
+    type("Forking", (ForkingMixIn, UnixStreamServer), {})(place, _Forked).serve_forever()
 
 
 def _die(once: Path | None) -> None:
@@ -354,22 +398,17 @@ def _die(once: Path | None) -> None:
 
 
 def serve_forever(arguments: list[str]) -> None:
-    """What the command line of a server asks for: its model, at its socket. `--sleep` hangs before, and
-    `--dies-after` ends after some responses, only where it can make the file `--dies-once`."""
+    """What the command line of a server asks for: its model, at its socket. `--dies-after` ends after some responses,
+    only where it can make the file `--dies-once`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", dest="module")
     for name in ("--model", "--uds", "--load-format", "--logprobs-mode", "--dtype", "--tokenizer"):
         parser.add_argument(name)
     parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--dies-after", type=int)
     parser.add_argument("--dies-once", type=Path)
     given, _ = parser.parse_known_args(arguments)
     assert given.module == "vllm.entrypoints.openai.api_server"
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    print(f"child {child.pid}", flush=True)
-    if given.sleep:
-        time.sleep(600)
     if given.load_format == "dummy":
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.model), dtype=torch.float32)
     else:
@@ -381,4 +420,4 @@ def serve_forever(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve_forever(sys.argv[1:])
+    serve_forever(sys.argv[1:]) if sys.argv[2:] else fork_servers(sys.argv[1])

@@ -15,29 +15,22 @@ from records_made import response
 LOADS_LATE = """
 import sys
 import proximo
-heavy = ("torch", "transformers", "pydantic", "numpy", "proximo.api")
-loaded = [name for name in heavy if name in sys.modules]
-assert not loaded, loaded
+
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+
+assert not loaded("torch", "transformers", "pydantic", "numpy", "proximo.api")
 assert proximo.__version__.count(".") == 2
 assert not hasattr(proximo, "__wrapped__")
 assert "proximo.api" not in sys.modules
 proximo.PPOConfig
 assert "torch" in sys.modules
-"""
-
-
-TRAINER_LOADS_LATE = """
-import sys
-from proximo.api import PPOTrainer
+from proximo.api import PPOConfig, PPOTrainer
 heavy = ("transformers", "peft", "accelerate", "datasets", "tensorboard", "matplotlib", "pandas", "scipy", "sympy")
 further = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "huggingface_hub")
-loaded = [name for name in (*heavy, *further) if name in sys.modules]
-assert not loaded, loaded
-"""
-ADAPTERS_LOAD_LATE = """
-import sys
+assert not loaded(*heavy, *further), loaded(*heavy, *further)
+
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.api import PPOConfig, PPOTrainer
 from proximo.models.transformers_model import is_adapted
 
 def trained(model):
@@ -57,21 +50,11 @@ assert adapted.base is plain.model
 """
 
 
-def test_importing_proximo_loads_nothing_heavy_until_a_public_name_is_used() -> None:
-    run(LOADS_LATE)
-
-
-def test_importing_the_trainer_loads_torch_and_leaves_what_runs_models_to_the_first_model() -> None:
-    run(TRAINER_LOADS_LATE)
-
-
-def test_peft_is_imported_with_the_first_adapter() -> None:
-    run(ADAPTERS_LOAD_LATE)
-
-
-def run(program: str) -> None:
+def test_each_import_loads_what_it_needs_and_leaves_the_rest_to_the_first_use() -> None:
+    """Nothing heavy until a public name is used, torch with the trainer, what runs models with the first model, and
+    peft with the first adapter."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", LOADS_LATE],
         capture_output=True,
         text=True,
         check=False,

@@ -68,8 +68,11 @@ def half(bench: Bench) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def test_two_sections_run_on_a_cpu(tmp_path: Path) -> None:
-    done = ran("--device", "cpu", "--smoke", "--only", "correctness,training_speed", "--out", str(tmp_path))
+def test_two_sections_run_on_a_cpu_by_a_copy_of_the_script_in_the_root_of_a_checkout(tmp_path: Path) -> None:
+    (tmp_path / "wheels" / "here").mkdir(parents=True)
+    copy = Path(shutil.copy(FOLDER / "check.py", tmp_path / "wheels" / "here" / "copied.py"))
+    asked = ("--device", "cpu", "--smoke", "--only", "correctness,training_speed", "--out", str(tmp_path))
+    done = ran(*asked, script=copy)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name: section["status"] for name, section in found(tmp_path).items()} == {
         "environment": "ok",
@@ -156,11 +159,11 @@ def test_a_machine_without_cuda_is_told_so_with_status_2(monkeypatch, capsys):
     assert "needs a GPU with CUDA" in capsys.readouterr().err
 
 
-def test_a_copy_of_the_script_runs_in_the_root_of_a_checkout(tmp_path):
-    (tmp_path / "wheels" / "here").mkdir(parents=True)
-    copy = shutil.copy(FOLDER / "check.py", tmp_path / "wheels" / "here" / "copied.py")
-    done = ran("--list", script=Path(copy))
-    assert done.stdout.splitlines() == [f"{each.__name__}: at most {s} s" for each, s in check.SECTIONS.items()]
+def test_the_sections_are_listed_with_their_limits(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check.py", "--list"])
+    assert not check.main()
+    lines = [f"{each.__name__}: at most {s} s" for each, s in check.SECTIONS.items()]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_every_section_has_its_row_on_the_page():

@@ -16,6 +16,7 @@ from proximo.plan.profiling import make_plans
 from proximo.plan.rank_memory import optimizer_bytes
 from proximo.plan.record import advice, describe
 from proximo.ppo import from_recipe
+from proximo.ppo import plan as ppo_plan
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised import dpo_trainer as dpo
 from proximo.supervised import kto_trainer as kto
@@ -36,8 +37,15 @@ def place(tmp_path_factory):
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def plan_of(kind, place, changes=None):
-    (plan,) = make_plans(SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes or {})))
+def plan_of(kind, place, changes=None, *, only=()):
+    """`only`: names of the calls of PPO that are profiled; empty for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if only:
+            given = ppo_plan.trace_step
+            patch.setattr(
+                ppo_plan, "trace_step", lambda *a, **k: [each for each in given(*a, **k) if each.name in only]
+            )
+        (plan,) = make_plans(SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes or {})))
     return plan
 
 
@@ -74,7 +82,7 @@ BUILT = {
 def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
     kind, changes = BUILT[name]
     recipe = SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes))
-    (plan,) = make_plans(recipe)
+    plan = plan_of(kind, place, changes, only=("generate",))
     if kind != "ppo":
         task = {"dpo": dpo, "kto": kto}[kind].build_task(recipe)
         models, learners = {"policy": task.model, "reference": task.reference}, task.learners
@@ -119,7 +127,7 @@ def test_sampling_ahead_takes_a_copy_of_the_trained_weights_and_a_pass_for_log_p
     assert parts["sampler weights"] == parts["policy weights"] > 0
     assert "policy_logprobs" in [phase.name for phase in plan.phases]
     assert any("beside the rest of earlier steps" in note for note in plan.notes)
-    adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "model.lora": LORA})
+    adapter = plan_of("ppo", place, {"ppo.rollout.staleness": 2, "model.lora": LORA}, only=("generate",))
     sampler = next(role for role in adapter.roles if role.name == "sampler")
     assert 0 < sampler.parameters - sampler.shared_parameters < sampler.parameters / 4, "the base is the policy's"
 
@@ -168,7 +176,7 @@ def test_an_optimizer_in_the_backward_holds_no_whole_gradient(place):
 def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
     texts = {"sources": [{"path": str(place / "texts.jsonl")}], "max_tokens": 48}
     with_texts = {"ptx_data": texts, "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3}}
-    plan, two_updates = plan_of("ppo", place, with_texts), 2
+    plan, two_updates = plan_of("ppo", place, with_texts, only=("train_policy", "train_value")), 2
     assert (
         phase_of(plan, "train_policy").tokens_per_step
         == phase_of(plain["ppo"], "train_policy").tokens_per_step + two_updates * 3 * 48
@@ -178,7 +186,9 @@ def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
 
 
 def test_m2po_reads_each_minibatch_once_more(place, plain):
-    marked = phase_of(plan_of("ppo", place, {"ppo.policy_loss": {"objective": "m2po"}}), "train_policy")
+    marked = phase_of(
+        plan_of("ppo", place, {"ppo.policy_loss": {"objective": "m2po"}}, only=("train_policy",)), "train_policy"
+    )
     usual, reading = phase_of(plain["ppo"], "train_policy"), phase_of(plain["ppo"], "reference_logprobs")
     assert (marked.tokens_per_step, marked.flops_per_step) == (
         usual.tokens_per_step + reading.tokens_per_step,
@@ -188,7 +198,7 @@ def test_m2po_reads_each_minibatch_once_more(place, plain):
 
 
 def test_best_of_n_samples_and_scores_more_than_it_trains_on(place, plain):
-    plan = plan_of("ppo", place, {"ppo.samples_per_prompt": 4})
+    plan = plan_of("ppo", place, {"ppo.samples_per_prompt": 4}, only=("generate", "score", "train_policy"))
     assert phase_of(plan, "generate").tokens_per_step == 4 * 12 + 4 * 4 * 4  # prompts, and sampled responses
     # Samples of one prompt share all of it but its last token.
     assert phase_of(plan, "score").tokens_per_step == 4 * 11 + 4 * 4 * (1 + 4)
@@ -196,7 +206,7 @@ def test_best_of_n_samples_and_scores_more_than_it_trains_on(place, plain):
 
 
 def test_reference_answers_are_scored_too(place, plain):
-    plan = plan_of("ppo", place, {"ppo.score.minus_reference_answer": True})
+    plan = plan_of("ppo", place, {"ppo.score.minus_reference_answer": True}, only=("score",))
     assert phase_of(plan, "score").tokens_per_step == 2 * phase_of(plain["ppo"], "score").tokens_per_step
 
 
@@ -242,21 +252,21 @@ LESS = [
 @pytest.mark.parametrize(("kind", "changes", "phase"), MORE)
 def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
     base = plain["long"] if changes.keys() > LONG.keys() else plain[kind]
-    plan = plain["long"] if changes == LONG else plan_of(kind, place, changes)
+    plan = plain["long"] if changes == LONG else plan_of(kind, place, changes, only=(phase,))
     assert phase_of(plan, phase).peak > phase_of(base, phase).peak
 
 
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
 def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
-    assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(plain[kind], phase).peak
+    assert phase_of(plan_of(kind, place, changes, only=(phase,)), phase).peak < phase_of(plain[kind], phase).peak
 
 
 def test_layers_that_are_frozen_or_computed_again_save_memory_of_their_own_model(place):
     deep = {"model.config.num_hidden_layers": 3, "value.init_from": "policy"}
-    base, frozen = plan_of("ppo", place, deep), plan_of("ppo", place, deep | {"model.frozen_layers": 1})
-    again = plan_of("ppo", place, deep | dict.fromkeys(AGAIN, True))
+    changes, calls = ({}, {"model.frozen_layers": 1}, dict.fromkeys(AGAIN, True)), ("train_policy", "train_value")
+    base, frozen, again = (plan_of("ppo", place, deep | each, only=calls) for each in changes)
     assert phase_of(frozen, "train_policy").peak < phase_of(base, "train_policy").peak
-    for phase in ("train_policy", "train_value"):
+    for phase in calls:
         assert phase_of(again, phase).peak < phase_of(base, phase).peak
 
 
@@ -267,7 +277,7 @@ def test_dropout_is_kept_where_it_is_asked_for(place):
 
 
 def test_bf16_keeps_a_copy_for_the_rollout_and_computes_the_old_logprobs(place):
-    plan = plan_of("ppo", place, {"run.precision": "bf16"})
+    plan = plan_of("ppo", place, {"run.precision": "bf16"}, only=("generate", "policy_logprobs"))
     phases = {phase.name: phase.parts_bytes for phase in plan.phases}
     assert phases["generate"]["bf16 copy"] > 0
     assert "policy_logprobs" in phases
@@ -356,7 +366,7 @@ def test_a_hub_name_that_cannot_be_reached_asks_for_a_local_folder(place):
 
 def test_the_advice_names_the_keys_of_the_largest_part(place, plain):
     much = {"ppo.tokens_per_microbatch": 4000, "ppo.rollout.max_new_tokens": 40}
-    assert "ppo.tokens_per_microbatch" in advice(plan_of("ppo", place, much))
+    assert "ppo.tokens_per_microbatch" in advice(plan_of("ppo", place, much, only=("train_policy",)))
     text = describe(plain["sft"], memory=10 * 2**20)
     assert "more than the machine has; " in text
     assert "more than the machine has" not in describe(plain["sft"], memory=2**40)

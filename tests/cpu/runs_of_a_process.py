@@ -1,6 +1,6 @@
-"""A program: SFT and PPO; without the package proximo_cpu also PPO that is resumed, generation and the doctor.
+"""SFT, PPO and the doctor; without the package proximo_cpu, as a program, also PPO that is resumed, and generation.
 
-Its arguments: `with` or `without` the package, a folder with the inputs of `tiny_runs.py`, and one for the runs.
+Its arguments: a folder with the inputs of `tiny_runs.py`, and one for the runs.
 """
 
 import importlib.metadata
@@ -45,6 +45,5 @@ def run_all(inputs: Path, folder: Path, *, hidden: bool) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "without":
-        hide_the_package()
-    run_all(Path(sys.argv[2]), Path(sys.argv[3]), hidden=sys.argv[1] == "without")
+    hide_the_package()
+    run_all(Path(sys.argv[1]), Path(sys.argv[2]), hidden=True)

@@ -8,9 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from runs_of_a_process import run_all
+from test_library import forget
 
 from proximo.metrics.catalogue import catalogue
 from run_outcomes import outcome, read_lines
@@ -21,22 +25,20 @@ PROGRAM = Path(__file__).with_name("runs_of_a_process.py")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """The folder of the runs and what was printed, without the package and with its kernels off."""
-    inputs = make_inputs(tmp_path_factory.mktemp("inputs"))
-    made = {}
-    for which in ("without", "with"):
-        folder = tmp_path_factory.mktemp(which)
+    """The folder of the runs and what was printed, without the package and, in this process, with its kernels off."""
+    inputs, without, off = (tmp_path_factory.mktemp(name) for name in ("inputs", "without", "off"))
+    make_inputs(inputs)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.setenv("PROXIMO_KERNELS", "off")
+        forget()
+        run_all(inputs, off, hidden=False)
         paths = [str(PROGRAM.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [sys.executable, PROGRAM, which, inputs, folder],
-            env=os.environ | {"PROXIMO_KERNELS": "off", "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        made[which] = folder, done.stdout
-    return made
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        command = [sys.executable, PROGRAM, inputs, without]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    forget()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {"without": (without, done.stdout), "with": (off, printed.getvalue())}
 
 
 @pytest.mark.parametrize("name", ["sft", "whole"])

@@ -1,7 +1,8 @@
 """The paths of CUDA on a CPU, with Triton's interpreter: python device_in_process.py FILE saves what they give.
 
 Beside it is what a model gives as modules. Products whose results have another type than their operands are made of
-float32 here. Triton's interpreter gets products in bf16 wrong, so that attention over the cache is tried in float32.
+float32 here. Triton's interpreter gets products in bf16 wrong, so that attention over the cache is tried in float32;
+its chunks are of two blocks of 16 keys, for the interpreter is slow.
 """
 
 import os
@@ -49,6 +50,7 @@ MODELS = [
 ]
 """Architecture, precision, and whether it has an adapter."""
 _MM, _FAST_PATH = torch.mm, backbone.fast_path
+cache_kernels.CHUNK, cache_kernels._BLOCK_BYTES = 32, 0
 
 
 def place_of(tensor: Tensor) -> int:
@@ -118,7 +120,7 @@ def results(kind: str, precision: Precision, adapted: bool) -> dict[str, Any]:
     gradients = [tensor.grad for _, tensor in model.trainable_parameters() if tensor.grad is not None]
     engine = LocalEngine(model, tiny_tokenizer(), eos_token_ids=[2], max_num_seqs=3)
     prompts = [Prompt(id=str(count), token_ids=tuple(range(5, 8 + count))) for count in range(4)]
-    options, key = SamplingOptions(max_new_tokens=6), RandomKey(seed=0, purpose="rollout")
+    options, key = SamplingOptions(max_new_tokens=4), RandomKey(seed=0, purpose="rollout")
     drawn = engine.generate(prompts, num_samples=1, options=options, key=key)
     return {
         "logprobs": tokens.logprobs.detach(),

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -140,9 +141,15 @@ def responses(
     return [(each.token_ids, each.logprobs.tolist()) for each in drawn]
 
 
+@cache
+def single_passes(kind: str = "llama") -> Drawn:
+    """What the tests compare with, drawn before anything is put in place of a capture."""
+    return responses(kind=kind)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_graphs_draw_what_single_passes_draw(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = responses(kind=kind)
+    expected = single_passes(kind)
     assert len({len(tokens) for tokens, _ in expected}) > 3
     capture = StandIn()
     with_graphs(monkeypatch, capture)
@@ -196,7 +203,7 @@ def warned(caught: pytest.WarningsRecorder) -> list[str]:
 
 
 def test_what_cannot_be_captured_runs_pass_by_pass_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = responses()
+    expected = single_passes()
 
     def fails(_: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -210,7 +217,7 @@ def test_what_cannot_be_captured_runs_pass_by_pass_and_is_said_once(monkeypatch:
 @pytest.mark.parametrize("num_works", [0, 1])
 def test_a_graph_that_draws_other_tokens_is_not_used(num_works: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that writes nothing, and one that does not move its inputs on: its second pass is the first again."""
-    expected = responses()
+    expected = single_passes()
 
     def broken(work: Callable[[], None]) -> Callable[[], None]:
         left = [work] * num_works
@@ -232,8 +239,8 @@ def test_a_model_that_was_refused_is_not_tried_again_but_for_another_draw(monkey
     with_graphs(monkeypatch, fails)
     engine = engine_of()
     with pytest.warns(UserWarning, match="no graphs"):
-        responses(engine=engine, top_p=0.8)
-    responses(engine=engine, top_p=0.8)
+        responses(new=LEAST_PASSES + 8, engine=engine, top_p=0.8)
+    responses(new=LEAST_PASSES + 8, engine=engine, top_p=0.8)
     assert len(tries) == 1
     with_graphs(monkeypatch, capture)
     responses(engine=engine)
@@ -252,7 +259,7 @@ def test_other_weights_get_other_graphs(monkeypatch: pytest.MonkeyPatch) -> None
                 at_load.append(list(capture.replays))
                 engine.load_weights(1, {name: 1.5 * each for name, each in engine._parameters().items()})
 
-        return responses(engine=engine, on_finished=load)
+        return responses(new=60, engine=engine, on_finished=load)
 
     monkeypatch.setattr(decoding, "passes_at_once", lambda _: 8)  # weights take effect after a block
     expected = run()
@@ -293,14 +300,16 @@ def test_the_cache_is_let_go_with_the_call(monkeypatch: pytest.MonkeyPatch) -> N
         made(cache, **given)
 
     monkeypatch.setattr(RowCache, "__init__", noted)
-    with_graphs(monkeypatch, StandIn())
+    capture = StandIn()
+    with_graphs(monkeypatch, capture)
     gc.collect()
     gc.disable()
     try:
-        responses()
+        responses(new=LEAST_PASSES + 8)
     finally:
         gc.enable()
     assert [cache() for cache in caches] == [None]
+    assert capture.replays
 
 
 def test_short_responses_take_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_vllm import fake_environment
+from fake_vllm import forked_environment
 from proximo.checkpoint.run_folder import METRICS
 from proximo.cli.program import main
 from proximo.config.engine import VLLMEngineConfig
@@ -28,8 +27,7 @@ from proximo.rollout.vllm.process import MAX_RESTARTS, ServerProcess, ServerSpec
 from proximo.rollout.vllm.server import VLLMServer
 from proximo.run.make import engine as engine_section
 from tiny_runs import changed, make_inputs, recipe_of
-
-ENDED_SECONDS = 300
+from waiting import LATEST_SECONDS, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +39,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_environment(tmp_path_factory.mktemp("vllm") / "environment")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The run of test_vllm_recipes.py has servers that are the command itself."""
+    with forked_environment(tmp_path_factory.mktemp("vllm") / "environment") as folder:
+        yield folder
 
 
 def spec(environment: Path, *arguments: str) -> ServerSpec:
@@ -59,18 +59,12 @@ def lives(process: int) -> bool:
 
 
 def wait_until_gone(processes: list[int]) -> None:
-    deadline = time.monotonic() + ENDED_SECONDS
-    while any(map(lives, processes)):
-        assert time.monotonic() < deadline, [process for process in processes if lives(process)]
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(lives, processes)))
 
 
 def child_in(log: Path) -> int:
-    deadline = time.monotonic() + ENDED_SECONDS
-    while not (found := re.search(r"child (\d+)\n", log.read_text())):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-    return int(found[1])
+    wait_until(lambda: re.search(r"child (\d+)\n", log.read_text()))
+    return int(log.read_text().partition("child ")[2].partition("\n")[0])
 
 
 OF_TORCHRUN = {
@@ -164,7 +158,7 @@ def test_a_server_that_ends_is_started_again_a_few_times_and_its_log_keeps_all_t
     log.write_text("what a server of an earlier run said\n")
     process = ServerProcess(spec(environment, "--fail"), log=log, folder=tmp_path)
     for number in range(MAX_RESTARTS + 1):
-        process._process._process.wait(ENDED_SECONDS)
+        process._process._process.wait(LATEST_SECONDS)
         process._socket.touch()  # where it listened, as a process leaves it that is killed
         assert process.restart_if_ended() == (number < MAX_RESTARTS)
     assert process.has_ended()

@@ -12,9 +12,9 @@ from proximo_verifiers.sandbox.runner import Sandbox
 from wheels import ROOT, build_wheel, install_alone, run
 
 PACKAGE = ROOT / "src" / "proximo_verifiers"
-STAND_IN = """
+BEGIN = """
 from importlib.util import find_spec
-from proximo_verifiers import DataError, Grader, MathsVerifier, trl_reward, verl_score
+from proximo_verifiers import CodeVerifier, DataError, Grader, MathsVerifier, trl_reward, verl_score
 
 assert not any(map(find_spec, ("torch", "proximo", "transformers", "numpy", "pydantic", "math_verify")))
 
@@ -28,8 +28,10 @@ def rewards_of(reward_func, inputs):
     rewards = reward_func(**lists, completion_ids=[[0]] * len(inputs), **columns, **given)
     assert len(rewards) == len(inputs) and reward_func.__name__
     return [float("nan") if reward is None else reward for reward in rewards]
-
-
+"""
+STAND_IN = (
+    BEGIN
+    + """
 with Grader(MathsVerifier, num_workers=2) as maths:
     asked = {"prompt": [{"role": "user", "content": "a half?"}], "answer": "1/2", "source": "made"}
     said = ("\\\\boxed{0.5}", "The answer is 2.", "none")
@@ -41,12 +43,11 @@ with Grader(MathsVerifier, num_workers=2) as maths:
     except DataError as error:
         print(error)
 """
+)
 PROGRAMS = (
-    STAND_IN
+    BEGIN
     + """
-from proximo_verifiers import CodeVerifier
-
-with Grader(CodeVerifier, {"form": "asserts", "partial": True}, num_workers=1) as programs:
+with Grader(CodeVerifier, {"form": "asserts", "partial": True, "cpu_seconds": 1.0}, num_workers=1) as programs:
     row = {"prompt": "Write double(x).", "test_list": ["assert double(2) == 4", "assert double(0) == 0"]}
     ends = ("return 2 * x", "return 4", "__import__('os').fork()", "while True: pass")
     rows = [row | {"completion": f"```python\\ndef double(x):\\n    {end}\\n```"} for end in ends]

@@ -230,7 +230,7 @@ def endless(status: str) -> Any:
         (endless("503 Full"), "status 503", LONG, 0.5),
         (endless("400 Bad Request"), "refuses with status 400: advice", LONG, 0.5),
         # The status itself has these seconds too.
-        (endless("503 Full"), "status 503", 4.0, LONG),
+        (endless("503 Full"), "status 503", 2.0, LONG),
     ],
     ids=["500", "429", "cut", "endless", "endless refusal", "endless beyond the deadline"],
 )
