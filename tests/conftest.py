@@ -39,10 +39,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those of the tiny runs. No test changes them."""
+    from tiny_runs import make_inputs
+
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
 @pytest.fixture
-def no_report_no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take longer than tiny runs, probes of models draw nothing, and to lose what is not synced takes power."""
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plots take longer than tiny runs."""
     monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture
+def no_report_no_fsync(no_report: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of models draw nothing, and to lose what is not synced takes power."""
     for name in ("probe_language_model", "probe_scalar_model"):
         monkeypatch.setattr(f"proximo.models.loading.{name}", lambda model: None)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -124,7 +124,8 @@ class _Joint:
         cast = plain and dtype is torch.bfloat16 and all(layer.weight.dtype is torch.float32 for layer in layers)
         adapter = _joint_adapter(layers, dtype)
         if len(biases) not in (0, len(layers)) or not (added_up or cast):
-            return cls(tuple(replace(layer, adapter=None) for layer in layers), sizes, None, None, adapter)
+            kept = (each if each.apart(dtype) is None else replace(each, adapter=None) for each in layers)
+            return cls(tuple(kept), sizes, None, None, adapter)
         added = torch.cat([layer.matrix(dtype) for layer in layers]) if added_up else None
         matrix = joined_cast([layer.weight for layer in layers], dtype) if added is None else added
         return cls(layers, sizes, matrix, torch.cat(biases).to(dtype) if biases else None, adapter)

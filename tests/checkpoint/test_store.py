@@ -225,6 +225,8 @@ def test_another_format_among_others_is_named_kept_and_hides_none_of_them(tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr("proximo.checkpoint.reading.FORMAT", FORMAT - 1)
         save(store, disk, 1, 0.9)
+    with pytest.raises(CheckpointError, match="format"):
+        store.best()
     for step, metric in ((2, 0.5), (3, 0.4), (4, 0.3)):
         save(store, disk, step, metric)  # a run that trains goes on
     assert store.steps() == (1, 2, 4)

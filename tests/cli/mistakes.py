@@ -98,7 +98,7 @@ RECIPES = (
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "have the form", "'my reward'"),
     _override("file without a class", "environment.path=a.py", "form file.py:Name or package.module:Name, got 'a.py'"),
-    _override("function by file", "reward=[{kind: function, function: 'a/rew.py:f'}]", "write rew:f, and start in its"),
+    _override("function by file", "reward=[{kind: function, function: 'rew.py:f'}]", "write rew:f, and start in its"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "greater than 0, got 0", kind="dpo"),
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),

@@ -24,8 +24,7 @@ from proximo import (
 from proximo.config.environment import ROWS
 from proximo.errors import ConfigError, RunFolderError
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import journal
-from tiny_runs import make_inputs, recipe_of, share_of_vowels
+from tiny_runs import recipe_of, share_of_vowels
 
 
 def brief(prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -57,19 +56,12 @@ REWARDS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-
-
-def trained(place: Path, folder: Path, changes: Mapping[str, Any]) -> Training:
+def trained(inputs: Path, folder: Path, changes: Mapping[str, Any]) -> Training:
     short = {"run.folder": str(folder), "run.evaluate_every_steps": None, "value.init_from": "policy"}
-    return Training(recipe_of("ppo", place), {**short, "ppo.num_steps": 2, "gold": share_of_vowels, **changes})
+    return Training(recipe_of("ppo", inputs), {**short, "ppo.num_steps": 2, "gold": share_of_vowels, **changes})
 
 
 def numbers(training: Training) -> list[dict[str, float]]:
@@ -78,14 +70,14 @@ def numbers(training: Training) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    lines = numbers(trained(place, tmp_path_factory.mktemp("by name") / "run", {"reward": BY_NAME}))
+def scores(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    lines = numbers(trained(inputs, tmp_path_factory.mktemp("by name") / "run", {"reward": BY_NAME}))
     return [{key: value for key, value in line.items() if key.startswith("score/")} for line in lines]
 
 
 @pytest.mark.parametrize("form", REWARDS)
-def test_a_reward_may_be_given_in_any_form(form, scores, place, tmp_path) -> None:
-    lines = numbers(trained(place, tmp_path / "run", {"reward": REWARDS[form]}))
+def test_a_reward_may_be_given_in_any_form(form, scores, inputs, tmp_path) -> None:
+    lines = numbers(trained(inputs, tmp_path / "run", {"reward": REWARDS[form]}))
     assert "score/brief/mean" in scores[-1]
     assert [{key: line[key] for key in wanted} for wanted, line in zip(scores, lines, strict=True)] == scores
 
@@ -127,9 +119,9 @@ def test_the_trainer_takes_the_same_forms() -> None:
         ([brief, (0.5, brief)], "different names"),
     ],
 )
-def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message, place, tmp_path) -> None:
+def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message, inputs, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
-        trained(place, tmp_path / "run", {"reward": reward})
+        trained(inputs, tmp_path / "run", {"reward": reward})
 
 
 @pytest.mark.parametrize(
@@ -143,39 +135,41 @@ def test_what_is_no_reward_is_refused_before_anything_is_loaded(reward, message,
         (FunctionReward(scaled, name="scaled", kwargs={"by": [1, min]}), "the override of gold is not a plain value"),
     ],
 )
-def test_what_would_be_dropped_or_become_text_is_refused(reward, message, place, tmp_path) -> None:
+def test_what_would_be_dropped_or_become_text_is_refused(reward, message, inputs, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
-        trained(place, tmp_path / "run", {"gold": reward})
+        trained(inputs, tmp_path / "run", {"gold": reward})
 
 
-def test_arguments_of_a_function_reach_it_whatever_they_are_called(place, tmp_path) -> None:
+def test_arguments_of_a_function_reach_it_whatever_they_are_called(inputs, tmp_path) -> None:
     names = {"sources": ["a", "b"], "reward": 2.0, "sinks": [1], "gold": None, "path": Path("x"), "by": {"sources": 3}}
     section = {"kind": "function", "name": "scaled", "function": scaled, "kwargs": names}
     for given in (section, FunctionReward(scaled, name="scaled", kwargs=names)):
-        training = trained(place, tmp_path / "run", {"gold": given})
+        training = trained(inputs, tmp_path / "run", {"gold": given})
         assert training.recipe.gold.kwargs == names | {"path": "x"}
     one_by_one = {f"gold.kwargs.{name}": value for name, value in names.items()}
-    again = trained(place, tmp_path / "run", {"gold": section | {"kwargs": {}}, **one_by_one})
+    again = trained(inputs, tmp_path / "run", {"gold": section | {"kwargs": {}}, **one_by_one})
     assert again.recipe.gold.kwargs == names | {"path": "x"}
 
 
-def test_a_function_with_bound_arguments_is_known_by_its_source(place, tmp_path) -> None:
+def test_a_function_with_bound_arguments_is_known_by_its_source(inputs, tmp_path) -> None:
     def one(prompts, responses, metadata, by):
         return [by for _ in responses]
 
     def other(prompts, responses, metadata, by):
         return [by + 1 for _ in responses]
 
-    training = trained(place, tmp_path / "run", {"reward": [functools.partial(one, by=2.0)], "run.save_every_steps": 1})
+    training = trained(
+        inputs, tmp_path / "run", {"reward": [functools.partial(one, by=2.0)], "run.save_every_steps": 1}
+    )
     training.fit(quiet=True)
     changed = trained(
-        place, tmp_path / "run", {"reward": [functools.partial(other, by=2.0)], "run.save_every_steps": 1}
+        inputs, tmp_path / "run", {"reward": [functools.partial(other, by=2.0)], "run.save_every_steps": 1}
     )
     with pytest.raises(RunFolderError, match="session_functions:"):
         changed.fit(quiet=True, resume="must")
 
 
-def test_an_evaluation_with_another_function_of_the_same_name_says_so(place, tmp_path, capsys) -> None:
+def test_an_evaluation_with_another_function_of_the_same_name_says_so(inputs, tmp_path, capsys) -> None:
     def made(by: float) -> Any:
         def score(prompts, responses, metadata):
             return [by for _ in responses]
@@ -185,11 +179,11 @@ def test_an_evaluation_with_another_function_of_the_same_name_says_so(place, tmp
     def score(prompts, responses, metadata):
         return [3.0 for _ in responses]
 
-    training = trained(place, tmp_path / "run", {"reward": [made(2.0)], "gold": None})
+    training = trained(inputs, tmp_path / "run", {"reward": [made(2.0)], "gold": None})
     run = training.fit(quiet=True)
     run.evaluate(num_prompts=2)
     assert "other than in the run" not in capsys.readouterr().err
-    trained(place, tmp_path / "other", {"reward": [score], "gold": None})
+    trained(inputs, tmp_path / "other", {"reward": [score], "gold": None})
     evaluation = SavedRun(tmp_path / "run").evaluate(num_prompts=2)
     assert evaluation.metrics["evaluation/score"] == 3.0
     assert "other than in the run: functions.proximo.session_functions:score: " in capsys.readouterr().err
@@ -212,22 +206,22 @@ def test_what_is_no_recipe_is_refused(given, message) -> None:
         Training(*given)
 
 
-def test_a_source_is_named_and_a_changed_one_is_not_resumed(place, tmp_path) -> None:
+def test_a_source_is_named_and_a_changed_one_is_not_resumed(inputs, tmp_path) -> None:
     class Twice(Brief):
         name = "brief"
 
-    training = trained(place, tmp_path / "run", {"reward": [Brief()], "run.save_every_steps": 1})
+    training = trained(inputs, tmp_path / "run", {"reward": [Brief()], "run.save_every_steps": 1})
     training.fit(quiet=True)
-    other = trained(place, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
+    other = trained(inputs, tmp_path / "run", {"reward": [Twice()], "run.save_every_steps": 1})
     with pytest.raises(RunFolderError, match="session_functions:Twice"):
         other.fit(quiet=True, resume="must")
     changed = type("Brief", (Brief,), {"__call__": lambda self, prompts: prompts})()
-    other = trained(place, tmp_path / "run", {"reward": [changed], "run.save_every_steps": 1})
+    other = trained(inputs, tmp_path / "run", {"reward": [changed], "run.save_every_steps": 1})
     with pytest.raises(RunFolderError, match='session_functions:Brief: "source with sha256 .* -> "source with sha256'):
         other.fit(quiet=True, resume="must")
     misnamed = {"kind": "function", "name": "other", "function": Brief()}
     with pytest.raises(ConfigError, match="set name"):
-        trained(place, tmp_path / "new", {"reward": [misnamed]}).fit(quiet=True)
+        trained(inputs, tmp_path / "new", {"reward": [misnamed]}).fit(quiet=True)
 
 
 class Kept:
@@ -249,7 +243,7 @@ class Kept:
         self.closed += 1
 
 
-def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(place, tmp_path) -> None:
+def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(inputs, tmp_path) -> None:
     kept, made = Kept(), list[tuple[TrackedRun, Kept]]()
 
     def make(run: TrackedRun) -> Kept:
@@ -263,7 +257,7 @@ def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(place, tmp_pa
             raise Stop
 
     changes = {"ppo.num_steps": 3, "run.save_every_steps": 1}
-    training = trained(place, tmp_path / "run", {**changes, "run.sinks": [kept, make]})
+    training = trained(inputs, tmp_path / "run", {**changes, "run.sinks": [kept, make]})
     with pytest.raises(Stop):
         training.fit(quiet=True, on_step=stop)
     training.fit(quiet=True, resume="auto")
@@ -273,19 +267,19 @@ def test_sinks_may_be_objects_and_get_each_step_once_over_a_resume(place, tmp_pa
     assert [sink.steps for _, sink in made] == [[0, 1, 2], [3]]
     assert len({run.id for run, _ in made}) == 1
     with pytest.raises(ConfigError, match="a sink is"):
-        trained(place, tmp_path / "new", {"run.sinks": [3]})
+        trained(inputs, tmp_path / "new", {"run.sinks": [3]})
     with pytest.raises(ConfigError, match=r"run\.sinks is a list of sinks, got .*: write \[sink\]"):
-        trained(place, tmp_path / "new", {"run.sinks": kept})
+        trained(inputs, tmp_path / "new", {"run.sinks": kept})
     with pytest.raises(ConfigError, match="no method close"):
-        trained(place, tmp_path / "new", {"run.sinks.0": type("Open", (), {"write": print})()})
+        trained(inputs, tmp_path / "new", {"run.sinks.0": type("Open", (), {"write": print})()})
 
 
-def rows_of(place: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+def rows_of(inputs: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (inputs / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
-    rows = rows_of(place, "texts")
+def test_rows_in_every_form_train_the_same_model(inputs, tmp_path) -> None:
+    rows = rows_of(inputs, "texts")
 
     class Table:
         """Rows that are made as they are read."""
@@ -294,7 +288,7 @@ def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
             return iter(rows)
 
     forms: dict[str, Any] = {
-        "file": {"path": str(place / "texts.jsonl")},
+        "file": {"path": str(inputs / "texts.jsonl")},
         "data set": Dataset.from_list(rows),
         "stream": IterableDataset.from_generator(lambda: iter(rows)),
         "list": rows,
@@ -307,25 +301,25 @@ def test_rows_in_every_form_train_the_same_model(place, tmp_path) -> None:
     }
     losses = {}
     for form, source in forms.items():
-        recipe = recipe_of("sft", place)
+        recipe = recipe_of("sft", inputs)
         changes = {"run.folder": str(tmp_path / form), "data.sources": [source], "sft.num_epochs": 0.5}
         run = Training(recipe, changes).fit(quiet=True)
         losses[form] = [line.get("sft/loss") for line in run.metrics]
     assert all(loss == losses["file"] for loss in losses.values()), losses
 
 
-def test_a_dry_run_counts_the_rows_that_a_program_gives(place, tmp_path) -> None:
+def test_a_dry_run_counts_the_rows_that_a_program_gives(inputs, tmp_path) -> None:
     rows = [{"prompt": "ab"}] * 60
-    said = trained(place, tmp_path / "run", {"data.sources": rows, "data.held_out_rows": 100}).dry_run()
+    said = trained(inputs, tmp_path / "run", {"data.sources": rows, "data.held_out_rows": 100}).dry_run()
     assert "data         60 rows given in Python\n" in said
     assert "48 rows to learn from, 12 to evaluate on (at most a fifth; held_out_rows asks for 100)\n" in said
     stream = IterableDataset.from_generator(lambda: iter(rows))
-    said = trained(place, tmp_path / "run", {"data.sources": stream, "data.held_out_rows": 100}).dry_run()
+    said = trained(inputs, tmp_path / "run", {"data.sources": stream, "data.held_out_rows": 100}).dry_run()
     assert "at most 100 rows held out for evaluation\n" in said
 
 
-def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(place) -> None:
-    splits = DatasetDict({"train": Dataset.from_list(rows_of(place, "texts")), "test": Dataset.from_list([])})
+def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(inputs) -> None:
+    splits = DatasetDict({"train": Dataset.from_list(rows_of(inputs, "texts")), "test": Dataset.from_list([])})
     for key, given in {
         "data.sources": splits,
         "data.sources ": [splits],
@@ -333,4 +327,4 @@ def test_a_data_set_with_splits_is_no_source_and_the_message_names_them(place) -
         "data.evaluation_sources": [{"function": splits}],
     }.items():
         with pytest.raises(ConfigError, match=r"is a mapping of several, 'train', 'test': give one .*\['train'\]"):
-            Training(recipe_of("sft", place), {key.strip(): given})
+            Training(recipe_of("sft", inputs), {key.strip(): given})

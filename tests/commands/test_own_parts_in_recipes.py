@@ -15,8 +15,7 @@ from proximo.commands.pipeline.run import resolved_values
 from proximo.config.ppo.advantage import AdvantageConfig, GAEConfig, GroupCentredConfig
 from proximo.config.ppo.objectives import ObjectiveConfig
 from proximo.errors import ConfigError, RunFolderError
-from proximo.run import journal
-from tiny_runs import make_inputs, recipe_of, share_of_vowels
+from tiny_runs import recipe_of, share_of_vowels
 
 
 class TimesConfig(GroupCentredConfig):
@@ -44,18 +43,11 @@ def unclipped(logprobs: Any, old_logprobs: Any, advantages: Any, *, scale: float
     return TokenLosses(loss=loss, clipped=advantages.isnan())
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-
-
-def made(place: Path, folder: Path, changes: Mapping[str, Any]) -> Training:
-    recipe = {key: section for key, section in recipe_of("ppo", place).items() if key != "value"}
+def made(inputs: Path, folder: Path, changes: Mapping[str, Any]) -> Training:
+    recipe = {key: section for key, section in recipe_of("ppo", inputs).items() if key != "value"}
     short = {"run.folder": str(folder), "run.evaluate_every_steps": None, "reward": [share_of_vowels]}
     return Training(recipe, {**short, "ppo.num_steps": 2, "ppo.responses_per_prompt": 2, **changes})
 
@@ -82,42 +74,42 @@ PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
 }
 
 
-def test_an_estimator_and_an_objective_of_ones_own_train_a_run_however_they_are_given(place, tmp_path) -> None:
+def test_an_estimator_and_an_objective_of_ones_own_train_a_run_however_they_are_given(inputs, tmp_path) -> None:
     found = {
-        name: numbers(made(place, tmp_path / name, parts(TimesConfig, UnclippedConfig)))
+        name: numbers(made(inputs, tmp_path / name, parts(TimesConfig, UnclippedConfig)))
         for name, parts in PARTS.items()
     }
     assert found["paths"] == found["classes"] == found["instances"]
-    plain = numbers(made(place, tmp_path / "plain", {"ppo.advantage": "group_centred"}))
+    plain = numbers(made(inputs, tmp_path / "plain", {"ppo.advantage": "group_centred"}))
     assert found["paths"][0]["advantage/std"] == pytest.approx(3 * plain[0]["advantage/std"])
     assert found["paths"] != plain
 
 
-def test_a_shipped_section_may_be_an_object_too(place, tmp_path) -> None:
-    recipe = made(place, tmp_path / "run", {"ppo.advantage": GAEConfig(gae_lambda=0.5)}).recipe
+def test_a_shipped_section_may_be_an_object_too(inputs, tmp_path) -> None:
+    recipe = made(inputs, tmp_path / "run", {"ppo.advantage": GAEConfig(gae_lambda=0.5)}).recipe
     assert recipe.model_dump()["ppo"]["advantage"] == GAEConfig(gae_lambda=0.5).model_dump()
 
 
-def test_the_run_says_its_class_and_refuses_to_go_on_with_another_source(place, tmp_path, monkeypatch) -> None:
+def test_the_run_says_its_class_and_refuses_to_go_on_with_another_source(inputs, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = (
         "from proximo.config.ppo.advantage import GroupCentredConfig\n\n\nclass Mine(GroupCentredConfig):\n    pass\n"
     )
     (tmp_path / "an_estimator.py").write_text(source)
     changes = {"ppo.advantage": "an_estimator:Mine", "run.save_every_steps": 1}
-    training = made(place, tmp_path / "run", changes)
+    training = made(inputs, tmp_path / "run", changes)
     assert "an_estimator:Mine" in training.dry_run()
     training.fit(quiet=True)
     saved = json.loads((tmp_path / "run" / "config.resolved.json").read_text())
     assert saved["ppo"]["advantage"]["kind"] == "an_estimator:Mine"
-    made(place, tmp_path / "run", changes | {"ppo.num_steps": 3}).fit(quiet=True, resume="must")
+    made(inputs, tmp_path / "run", changes | {"ppo.num_steps": 3}).fit(quiet=True, resume="must")
     (tmp_path / "an_estimator.py").write_text(f"{source}    # changed\n")
     with pytest.raises(RunFolderError, match="an_estimator:Mine"):
-        made(place, tmp_path / "run", changes | {"ppo.num_steps": 4}).fit(quiet=True, resume="must")
+        made(inputs, tmp_path / "run", changes | {"ppo.num_steps": 4}).fit(quiet=True, resume="must")
 
 
-def test_a_stage_with_ones_own_goes_to_other_ranks_as_plain_values(place, tmp_path) -> None:
-    recipes = [made(place, tmp_path / "run", PARTS["paths"](TimesConfig, UnclippedConfig)).recipe for _ in range(2)]
+def test_a_stage_with_ones_own_goes_to_other_ranks_as_plain_values(inputs, tmp_path) -> None:
+    recipes = [made(inputs, tmp_path / "run", PARTS["paths"](TimesConfig, UnclippedConfig)).recipe for _ in range(2)]
     assert recipes[0] == recipes[1]
     values = pickle.loads(pickle.dumps(resolved_values(recipes[0], tmp_path)))
     assert type(recipes[0]).model_validate(values) == recipes[0]
@@ -134,7 +126,7 @@ def test_a_stage_with_ones_own_goes_to_other_ranks_as_plain_values(place, tmp_pa
         ({"kind": f"{__name__}:TimesConfig", "factor": "x"}, ["ppo.advantage", "factor must be a valid number"]),
     ],
 )
-def test_a_class_that_does_not_fit_is_refused_in_words(place, tmp_path, given, pieces) -> None:
+def test_a_class_that_does_not_fit_is_refused_in_words(inputs, tmp_path, given, pieces) -> None:
     with pytest.raises(ConfigError) as refusal:
-        made(place, tmp_path / "run", {"ppo.advantage": given})
+        made(inputs, tmp_path / "run", {"ppo.advantage": given})
     assert all(piece in str(refusal.value) for piece in pieces), refusal.value

@@ -11,20 +11,15 @@ from proximo.errors import ConfigError
 from proximo.plan.profiling import make_plans
 from proximo.plan.record import RANK_BYTES
 from proximo.ppo.recipe import PPORecipe
-from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import changed, recipe_of
 
 TRAINED = ("train_policy", "train_value")
 ON = {"run.device": "cuda", "model.config.num_hidden_layers": 2}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-def plan_of(place, num_ranks, changes):
+def plan_of(inputs, num_ranks, changes):
     (plan,) = make_plans(
-        PPORecipe.model_validate(changed(recipe_of("ppo", place), ON | changes)), device="cuda", num_ranks=num_ranks
+        PPORecipe.model_validate(changed(recipe_of("ppo", inputs), ON | changes)), device="cuda", num_ranks=num_ranks
     )
     return plan
 
@@ -33,36 +28,36 @@ def phase_of(plan, name):
     return next(phase for phase in plan.phases if phase.name == name)
 
 
-def test_a_rank_has_its_share_of_weights_moments_and_work(place):
-    alone, four = plan_of(place, 1, {}), plan_of(place, 4, {"devices.num": 4})
+def test_a_rank_has_its_share_of_weights_moments_and_work(inputs):
+    alone, four = plan_of(inputs, 1, {}), plan_of(inputs, 4, {"devices.num": 4})
     assert (alone.num_ranks, four.num_ranks) == (1, 4)
     whole, shared = phase_of(alone, "train_policy"), phase_of(four, "train_policy")
     for part in ("policy weights", "policy optimizer", "reference weights"):
         assert whole.parts_bytes[part] / 4 == pytest.approx(shared.parts_bytes[part], rel=0.02)
     assert shared.tokens_per_step * 4 == whole.tokens_per_step
     assert {"gathered root", "gathered layers", "reduction buffer"} <= set(shared.parts_bytes)
-    replicated = plan_of(place, 4, {"devices.num": 4, "devices.shard": "replicate"})
+    replicated = plan_of(inputs, 4, {"devices.num": 4, "devices.shard": "replicate"})
     assert phase_of(replicated, "train_policy").parts_bytes["policy weights"] == whole.parts_bytes["policy weights"]
 
 
-def test_every_key_of_the_section_changes_the_plan(place):
+def test_every_key_of_the_section_changes_the_plan(inputs):
     """And in the way that docs/scale.md says: what is on the host is not on the device."""
     small = {"devices.num": 4, "ppo.tokens_per_microbatch": 16, "ppo.minibatch_responses": 8, "ppo.prompts_per_step": 8}
-    full = plan_of(place, 4, small)
-    idle = plan_of(place, 4, small | {"devices.offload": "idle"})
+    full = plan_of(inputs, 4, small)
+    idle = plan_of(inputs, 4, small | {"devices.offload": "idle"})
     assert "reference weights" not in phase_of(idle, "train_policy").parts_bytes
     assert "reference weights" in phase_of(idle, "reference_logprobs").parts_bytes
-    always = plan_of(place, 4, small | {"devices.offload": "always"})
+    always = plan_of(inputs, 4, small | {"devices.offload": "always"})
     assert not {"policy weights", "policy optimizer"} & set(phase_of(always, "train_policy").parts_bytes)
     assert always.host_bytes > idle.host_bytes > full.host_bytes == 0
-    each_time = plan_of(place, 4, small | {"devices.reduce_gradients": "microbatch"})
+    each_time = plan_of(inputs, 4, small | {"devices.reduce_gradients": "microbatch"})
     assert phase_of(each_time, "train_policy").peak < phase_of(full, "train_policy").peak
-    hybrid = plan_of(place, 4, small | {"devices.shard_size": 2})
+    hybrid = plan_of(inputs, 4, small | {"devices.shard_size": 2})
     for part in ("policy weights", "policy optimizer"):
         assert (
             phase_of(hybrid, "train_policy").parts_bytes[part] > 1.9 * phase_of(full, "train_policy").parts_bytes[part]
         )
-    one_role = plan_of(place, 4, small | {"devices.value.shard": "grads"})
+    one_role = plan_of(inputs, 4, small | {"devices.value.shard": "grads"})
     gathered = {
         phase: [phase_of(each, phase).parts_bytes["gathered layers"] for each in (full, one_role)] for phase in TRAINED
     }
@@ -70,9 +65,9 @@ def test_every_key_of_the_section_changes_the_plan(place):
     assert gathered["train_value"][0] != gathered["train_value"][1]
 
 
-def test_the_command_takes_ranks_and_memory(place, capsys, tmp_path):
+def test_the_command_takes_ranks_and_memory(inputs, capsys, tmp_path):
     path = tmp_path / "r.yaml"
-    path.write_text(json.dumps(recipe_of("sft", place)))  # YAML
+    path.write_text(json.dumps(recipe_of("sft", inputs)))  # YAML
     assert main(["plan", str(path), "--devices", "2", "--memory", "80GiB"]) == 0
     text = capsys.readouterr().out
     assert f"one of 2 ranks: {RANK_BYTES}\n" in text

@@ -17,21 +17,13 @@ import yaml
 from proximo import SavedRun, Training, session_functions
 from proximo.cli import main
 from proximo.errors import ConfigError, RunFolderError
-from proximo.run import journal
-from tiny_runs import make_inputs, recipe_of, share_of_vowels
+from tiny_runs import recipe_of, share_of_vowels
 
 CLOCKS = re.compile("^(time|memory|throughput)/|second|cache")
 """Metrics that differ between two runs of the same bits."""
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def in_folder(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Brings docs/metrics.md up to date with the declarations. Definitions of metrics, and what surrounds tables, stay.
 
-PYTHONPATH=tests python -m docs.metrics_page > docs/metrics.md
+PYTHONPATH=tests python -m docs.metrics_page
 """
 
 import re
@@ -14,6 +14,7 @@ from proximo.metrics.shared_declarations import RUN, SPEED
 from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Quantile, Sum
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
+PAGE = message_text.folder() / "metrics.md"
 REDUCTIONS: Mapping[type[MetricValue], str] = {
     Mean: "mean",
     ExponentialMean: "exp of the mean",
@@ -34,8 +35,7 @@ def metrics_page() -> str:
     made = {f"## {heading}": _metric_table(heading, metrics) for heading, metrics in tables.items()}
     made |= {f"### {kind.title}": _health(kind) for kind in kinds}
     made["### Speed of every run"] = "\n".join(["### Speed of every run\n", *_curve_lines(SPEED), ""])
-    page = (message_text.folder() / "metrics.md").read_text(encoding="utf-8")
-    parts = re.split(r"^(?=##+ )", page, flags=re.MULTILINE)
+    parts = re.split(r"^(?=##+ )", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return "".join(made[heading] + "\n" if (heading := part.partition("\n")[0]) in made else part for part in parts)
 
 
@@ -77,4 +77,4 @@ def _rule_table(rules: Sequence[Rule]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(metrics_page(), end="")
+    PAGE.write_text(metrics_page(), encoding="utf-8")

@@ -171,11 +171,12 @@ def test_a_run_that_rewards_nothing_is_refused_before_a_model_is_loaded(tmp_path
 def test_unusable_code_is_found_before_models_load_and_stages_run(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("proximo.ppo.from_recipe.build_language_model", pytest.fail)
     monkeypatch.setattr(pipeline, "_run", pytest.fail)
-    for key, value, said in (
-        ("path", "example_environments:Mortl", "has no class or function 'Mortl'"),
-        ("kwargs", "{a: 1}", "environment 'example_environments:Mortal' is made with a, but"),
+    for kind, changes, said in (
+        ("class", {"environment.path": "example_environments:Mortl"}, "has no class or function 'Mortl'"),
+        ("class", {"environment.kwargs": "{a: 1}"}, "'example_environments:Mortal' is made with a, but"),
+        ("tools", UNREWARDED | {"reward": "[]"}, r"has no get_reward\(\)"),
     ):
-        chosen = recipe(tmp_path, "class", {f"environment.{key}": value})
+        chosen = recipe(tmp_path, kind, changes)
         whole = {"run": {"folder": "none"}, "ppo": chosen.model_dump(exclude_unset=True, exclude={"run"})}
         run = partial(pipeline.run_pipeline, PipelineRecipe.model_validate(whole), RunOptions())
         for find in (lambda chosen=chosen: list(dry_run(chosen)), partial(build_task, chosen), run):

@@ -1,11 +1,10 @@
 """The catalogue is the only place that knows metric names, and everything else agrees with it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from docs.metrics_page import REDUCTIONS, metrics_page
+from docs.metrics_page import PAGE, REDUCTIONS, metrics_page
 from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
 from proximo.metrics.report.views import definition_of
@@ -13,8 +12,6 @@ from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
 from proximo.supervised.kinds import DPO, KTO, REWARD, SFT
 from proximo.trainer_kinds import trainer_kinds
-
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_every_metric_is_declared_once_with_a_unit_and_a_definition_that_is_a_sentence():
@@ -106,7 +103,7 @@ def test_the_trainer_is_told_from_the_metrics():
 
 def test_the_documentation_is_what_the_declarations_say():
     assert PAGE.read_text(encoding="utf-8") == metrics_page(), (
-        "docs/metrics.md is out of date: PYTHONPATH=tests python -m docs.metrics_page > docs/metrics.md"
+        "docs/metrics.md is out of date: PYTHONPATH=tests python -m docs.metrics_page"
     )
 
 

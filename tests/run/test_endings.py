@@ -12,7 +12,7 @@ from test_loop import Counting, start
 
 from proximo.errors import GuardError, TrainingError
 from proximo.kernels import kernels_of
-from proximo.run import journal, loop
+from proximo.run import loop
 from proximo.run.task import Record
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -20,9 +20,7 @@ LOUD = {"quiet": False}
 
 
 @pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take most of the time of a run of five steps."""
-    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
+def kernels_or_none(no_report: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(kernels_of("cpu")), "why_missing", lambda _: None)
 
 

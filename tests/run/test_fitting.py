@@ -14,19 +14,14 @@ from proximo.plan import fitting
 from proximo.plan.fitting import CHOICES, SHARE, fitting_tokens, is_left_out
 from proximo.plan.profiling import make_plans
 from proximo.run.options import RunOptions
-from tiny_runs import changed, make_inputs, recipe_kind, recipe_of
+from tiny_runs import changed, recipe_kind, recipe_of
 
 EARLY = {"learning_rate": 1e-3, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-def recipe(kind: Any, place: Path, tokens: int | None = None, **changes: Any) -> TrainerRecipe:
+def recipe(kind: Any, inputs: Path, tokens: int | None = None, **changes: Any) -> TrainerRecipe:
     """The tiny recipe, with other tokens in a micro-batch, or none."""
-    given = changed(recipe_of(kind, place), {name.replace("__", "."): value for name, value in changes.items()})
+    given = changed(recipe_of(kind, inputs), {name.replace("__", "."): value for name, value in changes.items()})
     given[kind].pop("tokens_per_microbatch", None)
     if tokens is not None:
         given[kind]["tokens_per_microbatch"] = tokens
@@ -39,7 +34,7 @@ SAMPLED_AHEAD = {"ppo__rollout": {"max_new_tokens": 4, "max_num_seqs": 4, "stale
 
 
 @pytest.mark.parametrize("kind", ["ppo that samples ahead", "dpo"])
-def test_the_most_tokens_whose_plan_fits(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_tokens_whose_plan_fits(kind: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choices = (128, 256)
     monkeypatch.setattr(fitting, "CHOICES", choices)
     name, _, ahead = kind.partition(" ")
@@ -48,11 +43,11 @@ def test_the_most_tokens_whose_plan_fits(kind: str, place: Path, monkeypatch: py
         rows = {"ppo__prompts_per_step": 32, "ppo__minibatch_responses": 32, "ppo__kl": {}}
     if ahead:
         rows |= SAMPLED_AHEAD
-    left_out = recipe(name, place, **rows)
+    left_out = recipe(name, inputs, **rows)
 
     def whole_peak(tokens: int) -> int:
         """Of all phases that train."""
-        (plan,) = make_plans(recipe(name, place, tokens, **rows), device="cuda")
+        (plan,) = make_plans(recipe(name, inputs, tokens, **rows), device="cuda")
         return max(phase.peak for phase in plan.phases if phase.name.startswith("train"))
 
     peaks = [whole_peak(tokens) for tokens in choices]
@@ -71,13 +66,13 @@ def test_the_most_tokens_whose_plan_fits(kind: str, place: Path, monkeypatch: py
     ],
     ids=["left out", "given", "beside vLLM", "one micro-batch"],
 )
-def test_the_device_decides_where_the_recipe_does_not(changes: dict[str, Any], expected: bool, place: Path) -> None:
-    assert is_left_out(recipe("ppo", place, **changes)) is expected
+def test_the_device_decides_where_the_recipe_does_not(changes: dict[str, Any], expected: bool, inputs: Path) -> None:
+    assert is_left_out(recipe("ppo", inputs, **changes)) is expected
 
 
-def test_a_trainer_without_such_a_setting_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_without_such_a_setting_is_left_alone(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "KEY", "unknown")
-    assert not is_left_out(recipe("sft", place))
+    assert not is_left_out(recipe("sft", inputs))
 
 
 @pytest.fixture
@@ -92,23 +87,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_model_without_a_plan_has_the_default(
-    place: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("odd")
 
     device(2**40)
     monkeypatch.setattr(fitting, "make_plans", fail)
-    assert run_recipe(recipe("sft", place, run__folder=str(tmp_path / "run")), RunOptions()) == 0
+    assert run_recipe(recipe("sft", inputs, run__folder=str(tmp_path / "run")), RunOptions()) == 0
     assert (
         "sft.tokens_per_microbatch is 8,192, the default: there is no plan of it: KeyError" in capsys.readouterr().err
     )
 
 
 def test_a_run_takes_what_fits_and_keeps_it_when_it_is_resumed(
-    place: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = recipe("sft", place, run__folder=str(tmp_path / "run"))
+    made = recipe("sft", inputs, run__folder=str(tmp_path / "run"))
     device(2**40)
     assert run_recipe(made, RunOptions()) == 0
     assert "sft: sft.tokens_per_microbatch is 32,768, which fits the memory of the device" in capsys.readouterr().err
@@ -117,15 +112,15 @@ def test_a_run_takes_what_fits_and_keeps_it_when_it_is_resumed(
     saved = CheckpointStore(tmp_path / "run" / CHECKPOINTS).latest()
     assert saved is not None
     assert saved.state["fingerprints"]["config"]["sft"]["tokens_per_microbatch"] == CHOICES[-1]
-    other = recipe("sft", place, 8192, run__folder=str(tmp_path / "run"))
+    other = recipe("sft", inputs, 8192, run__folder=str(tmp_path / "run"))
     with pytest.raises(RunFolderError, match=r"tokens_per_microbatch: 32768 -> 8192\n.*--allow-different-environment"):
         run_recipe(other, RunOptions(resume="auto"))
     assert run_recipe(other, RunOptions(resume="auto", allow_different_environment=True)) == 0
 
 
-def test_another_trainers_folder_is_refused_as_such(place: Path, tmp_path: Path, device: Any) -> None:
+def test_another_trainers_folder_is_refused_as_such(inputs: Path, tmp_path: Path, device: Any) -> None:
     folder = str(tmp_path / "run")
     device(2**40)
-    assert run_recipe(recipe("sft", place, run__folder=folder), RunOptions(quiet=True)) == 0
+    assert run_recipe(recipe("sft", inputs, run__folder=folder), RunOptions(quiet=True)) == 0
     with pytest.raises(RunFolderError, match="sft is not a known key"):
-        run_recipe(recipe("dpo", place, run__folder=folder), RunOptions(resume="must", quiet=True))
+        run_recipe(recipe("dpo", inputs, run__folder=folder), RunOptions(resume="must", quiet=True))

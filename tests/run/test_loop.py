@@ -73,14 +73,7 @@ class Counting:
 
 
 @pytest.fixture(autouse=True)
-def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take most of the time of a run of five steps."""
-    if "one_line_per_step" not in request.node.name:
-        monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
-
-
-@pytest.fixture(autouse=True)
-def kernels_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels_or_none(no_report: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether this machine can have them is no matter of these tests."""
     monkeypatch.setattr(type(kernels_of("cpu")), "why_missing", lambda _: None)
 
@@ -104,7 +97,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if not name.startswith("time/")} for record in records]
 
 
-def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path) -> None:
+def test_a_run_writes_one_line_per_step_and_one_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "write_report", write_report)
     assert start(tmp_path / "run") == 0
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4, 5]

@@ -17,7 +17,7 @@ from proximo.run.preflight import check_inputs
 from proximo.run.sinks import GuardedSink
 from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
-from tiny_runs import changed, make_inputs, recipe_of, run
+from tiny_runs import changed, recipe_of, run
 
 START = RunOptions(quiet=True)
 RESUME = RunOptions(quiet=True, resume="must")
@@ -87,11 +87,6 @@ def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
     Album.told = []
     # It takes longer than the run.
     monkeypatch.setattr("proximo.run.journal.write_report", lambda folder: folder)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("sinks"))
 
 
 @pytest.fixture

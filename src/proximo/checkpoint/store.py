@@ -40,6 +40,7 @@ from proximo.checkpoint.reading import (
 )
 from proximo.distributed.world import current, in_background
 from proximo.errors import CheckpointError, RankError, disk_refused
+from proximo.message_text import count_of
 
 LOG = logging.getLogger("proximo.checkpoint")
 LATEST = "latest"
@@ -177,9 +178,10 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric, sizes compared; None if none was measured.
 
-        A warning names those of another format, which are passed over. Raises CheckpointError if a manifest is
-        damaged, because the best is then unknown.
+        A warning counts those of another format, which are passed over. Raises CheckpointError if a manifest is
+        damaged, because the best is then unknown, or if only those of another format may be it.
         """
+        foreign = []
         for step in self.steps():
             found = self._manifest(step)
             if isinstance(found, DamagedError):
@@ -188,8 +190,15 @@ class CheckpointStore:
                     "others, or name one of them with --checkpoint"
                 ) from found
             if isinstance(found, CheckpointError):
-                LOG.warning("the best checkpoint is chosen among the others: %s", found)
+                foreign.append(found)
         step = self._best_step()
+        if foreign and step is None:
+            raise foreign[-1]
+        if foreign:
+            num = count_of(len(foreign), "checkpoint")
+            LOG.warning(
+                "the best checkpoint is chosen without %s of another format, such as this: %s", num, foreign[-1]
+            )
         return None if step is None else self._read(step, parts=())
 
     def steps(self) -> tuple[int, ...]:

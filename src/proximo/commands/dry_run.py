@@ -1,6 +1,6 @@
 """What `--dry-run` prints: a preview of a recipe, and warnings about problems that files of this machine show.
 
-Loads no model, writes no file and imports no torch.
+Loads no model, writes no file, and imports torch only to refuse models that do not fit.
 """
 
 import sys

@@ -15,9 +15,10 @@ MADE_WHEN_RUN = "__getattr__|globals|locals|setattr|vars|exec|__dict__"
 def function_problem(import_path: str) -> str | None:
     """What is wrong with an import path; None if no problem can be found without running code."""
     module_name, colon, function = import_path.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
-        is_file = colon and module_name.endswith(".py")
-        hint = f": write {Path(module_name).stem}:{function}, and start in its folder" if is_file else ""
+    is_file, stem = module_name.endswith(".py"), Path(module_name).stem
+    if is_file or not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
+        is_module = is_file and stem.isidentifier() and function.isidentifier()
+        hint = f": write {stem}:{function}, and start in its folder" if is_module else ""
         return f"a function is named as package.module:function, got {import_path!r}{hint}"
     if module_name == session_functions.MODULE:
         return session_functions.problem(function)

@@ -35,7 +35,7 @@ from proximo_verifiers import errors as verifiers
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     """One line for each thing that would be loaded, created or counted."""
     functions = _bound_functions(recipe)
-    tools = _tools_class(recipe)
+    tools = environment_code(recipe)
     yield from _roles(recipe, tools)
     reader = partial(_read_rows, recipe=recipe, functions=functions)
     if recipe.environment is not None:
@@ -66,8 +66,8 @@ def _bound_functions(recipe: PPORecipe) -> list[BoundFunction]:
     return [each for each in bound if each is not None]
 
 
-def _tools_class(recipe: PPORecipe) -> Any:
-    """The class of an environment of kind `tools`, imported; None for other kinds, whose code is imported too.
+def environment_code(recipe: PPORecipe) -> Any:
+    """Import the code of an environment: the class of kind `tools`; None for other kinds.
 
     Raises ConfigError for one without tools, without a reward, or with a `reset` that a run without data cannot call.
     """

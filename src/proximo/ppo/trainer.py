@@ -64,7 +64,7 @@ from proximo.rollout.asynchronous import PromptsOfStep
 from proximo.rollout.engine import Engine
 from proximo.rollout.engine import statistics_of as engine_statistics
 from proximo.rollout.responses import Responses
-from proximo.run.make.environments import PythonAgent, PythonEnvironment, as_environments
+from proximo.run.make.environments import PythonAgent, PythonEnvironment, as_played
 from proximo.run.memory import check_release
 from proximo.trainer_kinds import TrainerKind, recipe_kind
 
@@ -131,11 +131,11 @@ class PPOTrainer:
         self.config = config or PPOConfig()
         self.seed = as_seed(seed)
         self.tokenizer = tokenizer
-        self.environments = as_environments(environment, tokenizer)
         self.policy = as_policy(policy)
         reference, value = as_reference(reference, self.policy), as_value(value)
-        moves = self.config.kl.reference_every_steps is not None
-        check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves, arena=self.environments)
+        moves, played = self.config.kl.reference_every_steps is not None, as_played(environment)
+        check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves, played=played)
+        self.environments = played if played is None or isinstance(played, Arena) else played.arena(tokenizer)
         check_release(self.config.release_cache, current().device or self.policy.device)
         self.roles = make_roles(
             self.policy,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from proximo.config.environment import EpisodeLimits
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.run_checks import distillation_problem, environment_problem
 from proximo.distributed.world import current
@@ -41,9 +42,9 @@ def check_models(
     reference: LanguageModel | ServedReferenceWorker | None = None,
     value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
-    arena: Arena | None = None,
+    played: Arena | EpisodeLimits | None = None,
 ) -> None:
-    """Raises ModelError for incompatible models or weights in half precision, ConfigError for long episodes in `arena`.
+    """Raises ModelError for incompatible models or weights in half precision, ConfigError for long episodes.
 
     A reference under bf16 may have them (`narrow_frozen`), unless it `moves`, that is follows the policy.
     """
@@ -53,8 +54,9 @@ def check_models(
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
         if model is not None and not (stays_narrow and role == "reference"):
             _check_full_precision(model, role=role)
-        if model is not None and arena is not None:
-            lengths = {"max_prompt_tokens": arena.limits.max_tokens, "max_response_tokens": 0}
+        if model is not None and played is not None:
+            limits = played.limits if isinstance(played, Arena) else played
+            lengths = {"max_prompt_tokens": limits.max_tokens, "max_response_tokens": 0}
             check_lengths(model.base.config, role=role, section="environment", **lengths)
     check_vocabulary(policy.base, tokenizer, role="policy")
     if policy.has_adapter and moves:

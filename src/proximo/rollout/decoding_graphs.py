@@ -45,7 +45,7 @@ class DecodingGraphs:
     def __init__(
         self, model: nn.Module, cache: "RowCache", draw: Draw, *, options: SamplingOptions, capture: Capture
     ) -> None:
-        """`draw`, with `options`, belongs to whoever owns the graphs, and lets them go: a cycle would keep both."""
+        """`draw` draws by `options`. Its owner lets the graphs go in the end: a cycle would keep both in memory."""
         self._model = model
         self._way = (options.greedy, options.top_k, options.top_p, options.min_new_tokens > 0)
         """Passes that draw in another way have other operators, which may be captured where these cannot."""

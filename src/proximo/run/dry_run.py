@@ -91,11 +91,14 @@ def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
 
 
 def text_config(model: ModelConfig | ScalarModelConfig) -> Mapping[str, Any]:
-    """The model's config.json, of text alone; empty if it is on the Hub or unreadable."""
+    """The model's config.json, of text alone; empty if it is on the Hub, unreadable, or beside an adapter."""
     config: Any = model.config or {}
     if model.path is not None:
+        folder = Path(model.path).expanduser()
+        if (folder / "adapter_config.json").exists():  # the run reads that of its base
+            return {}
         try:
-            config = json.loads((Path(model.path).expanduser() / "config.json").read_bytes())
+            config = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError):
             return {}
     return (config.get("text_config") or config) if isinstance(config, Mapping) else {}

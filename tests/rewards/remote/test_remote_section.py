@@ -22,7 +22,7 @@ from proximo.run.make import reward_sources
 from proximo.run.make.reward_sources import build_source_without_model
 from proximo.run.options import RunOptions
 from run_outcomes import read_lines
-from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import changed, recipe_of
 from tiny_runs import run as run_recipe
 
 
@@ -90,11 +90,6 @@ def test_a_variable_without_a_token_is_named_and_not_shown(value: str | None, mo
     with pytest.raises(ConfigError, match="the environment variable REWARD_TOKEN") as caught:
         build_source_without_model(config)
     assert not value or value not in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:

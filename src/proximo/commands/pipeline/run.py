@@ -19,10 +19,11 @@ from proximo.metrics.report.page import write_pipeline_report
 from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.models.pretrained.folders import is_adapter_folder
 from proximo.plan.machine import device_kind
+from proximo.ppo.dry_run import environment_code
+from proximo.ppo.recipe import PPORecipe
 from proximo.run.checkpoint_lookup import verify_model
 from proximo.run.checkpointing import stage_result
 from proximo.run.loop import run_trainer
-from proximo.run.make.environments import check_environment
 from proximo.run.make.reward_sources import check_sources
 from proximo.run.options import RunOptions
 from proximo.run.preflight import check_folders
@@ -47,7 +48,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
     With `resume` finished stages are skipped and the interrupted one is resumed. All folders, reward functions,
-    services and environments are checked before anything runs.
+    services and the code of environments are checked before anything runs.
     """
     folder, world = Path(recipe.run.folder), current()
     stages = [stage for _, stage in recipe.given_stages()]
@@ -57,9 +58,9 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
         lambda: check_folders(recipe, resume=resume, overwrite=overwrite), what="the checks of the run folders"
     )
     # PPO checks again when it starts, but by then the earlier stages have run for nothing.
-    sections = [section for stage in stages for section in stage.sections().values()]
-    check_sources(sections)
-    world.on_rank_0(lambda: list(map(check_environment, sections)), what="the check of environments")
+    check_sources(section for stage in stages for section in stage.sections().values())
+    played = [stage for stage in stages if isinstance(stage, PPORecipe)]
+    world.on_rank_0(lambda: [environment_code(stage) for stage in played], what="the import of environments")
     of_stage = replace(
         options,
         resume="never" if resume == "never" else "auto",

@@ -202,7 +202,7 @@ def check_engine(config: EngineConfig, device: torch.device | None = None) -> No
 def find_reference(config: ServersConfig, started: ExitStack, *, named: ModelSource | None = None) -> list[VLLMServer]:
     """The servers of a reference, for rank 0. `started` closes their clients if the rest of the run cannot be built.
 
-    Raises ConfigError if one does not answer, they have different models, or an adapter on one is meant or `named`.
+    Raises ConfigError if one does not answer, they have different models, one has an adapter, or `named` is one.
     """
     if named is not None and adapter_base(named) is not None:
         raise ConfigError(

@@ -16,7 +16,6 @@ from proximo.config.environment import (
     VerifiersEnvironmentConfig,
     WorkerEnvironmentConfig,
 )
-from proximo.config.schema.base import Section
 from proximo.distributed.world import current
 from proximo.environments.adapters.tools import gives_reward, tools_of
 from proximo.environments.engine import Arena, Limits
@@ -106,21 +105,19 @@ def _renderer(
     )
 
 
-def as_environments(given: Any, tokenizer: "PreTrainedTokenizerBase") -> Arena | None:
-    """What engines play in: for a class, a function, a `PythonEnvironment` or a `PythonAgent`; None for None.
+def as_played(given: Any) -> Arena | PythonEnvironment | PythonAgent | None:
+    """An environment with its limits, not yet started, for a class or a function; what has them, and None, as given.
 
-    Raises ConfigError for anything else, and for an environment that cannot be made.
+    Raises ConfigError for anything else.
     """
-    if given is None or isinstance(given, Arena):
+    if given is None or isinstance(given, Arena | PythonEnvironment | PythonAgent):
         return given
-    if isinstance(given, PythonEnvironment | PythonAgent):
-        return given.arena(tokenizer)
     if not callable(given):
         raise ConfigError(
             "environment must be a class with reset and step, a function that makes an environment, a "
             f"PythonEnvironment or a PythonAgent, got {type(given).__name__}"
         )
-    return PythonEnvironment(make=given).arena(tokenizer)
+    return PythonEnvironment(make=given)
 
 
 def make_environments(
@@ -143,12 +140,6 @@ def make_environments(
         options |= {"is_rewarded": is_rewarded}
     pool = _started(config, path, options) if plays else None
     return Arena(environments=pool, renderer=renderer, limits=_limits(config))
-
-
-def check_environment(section: Section) -> None:
-    """Start an environment and end it; raises ConfigError where that fails. Verifiers' waits for its tokenizer."""
-    if isinstance(section, WorkerEnvironmentConfig) and not isinstance(section, VerifiersEnvironmentConfig):
-        _started(section, *section.made_by("hermes")).close()
 
 
 def _agents(config: ProgramEnvironmentConfig, tokenizer: "PreTrainedTokenizerBase") -> Arena:
