@@ -17,7 +17,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/ty check --error-on-warning
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not soak"
 
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m soak -s
