@@ -118,10 +118,15 @@ def test_every_model_of_every_checkpoint_loads_with_transformers_alone(finished:
 
 
 def test_a_service_of_the_rewards_has_the_model_of_the_stage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
+    served, text, trained = [], resolved_yaml(recipe(finished)), str(pipeline.whole_result(finished, "@reward"))
     monkeypatch.setattr(serve_reward, "serve", lambda sources, *_, **__: served.extend(sources))
-    main(["serve-reward", write_recipe(finished.parent, resolved_yaml(recipe(finished)))])
-    assert [each.path for each in served] == [str(pipeline.whole_result(finished, "@reward"))]
+    tokenised = text.replace(
+        "path: '@reward'\n    revision: null\n    tokenizer: null", f"path: {trained}\n    tokenizer: '@sft'"
+    )
+    for given in (text, tokenised):
+        main(["serve-reward", write_recipe(finished.parent, given)])
+    assert [each.path for each in served] == [trained, trained]
+    assert served[1].tokenizer == str(pipeline.whole_result(finished, "@sft"))
 
 
 def test_the_value_model_starts_from_the_reward_model_with_its_head(finished: Path) -> None:

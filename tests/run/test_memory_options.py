@@ -16,7 +16,6 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.backbone import Backbone
 from proximo.ppo import trainer
 from proximo.ppo.roles import policy
-from proximo.run import journal
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kind
@@ -42,11 +41,8 @@ def with_optimizers(kind: Kind, options: dict[str, Any], **others: Any) -> dict[
 
 @pytest.mark.parametrize("kind", ["sft", "reward", "ppo"])
 def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, tmp_path: Path, no_report: None
 ) -> None:
-    monkeypatch.setattr(
-        journal, "write_report", lambda folder: folder / "report.html"
-    )  # plots take longer than the runs
     found = []
     for name, options in (("ordinary", FREE), ("early", EARLY)):
         place = make_inputs(tmp_path / name)

@@ -137,7 +137,7 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
         with loading():
             from proximo.commands.serve_reward import serve
             from proximo.rewards.service import ServiceLimits
-        if pipeline is not None and any(getattr(each, "path", None) == "@reward" for each in sources):
+        if pipeline is not None:
             from proximo.commands.pipeline.run import resolved_values
 
             sources = [type(each).model_validate(resolved_values(each, pipeline)) for each in sources]

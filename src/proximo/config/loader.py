@@ -18,7 +18,7 @@ from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.config.schema.positioned_yaml import Document, as_yaml, parse_document
 from proximo.config.schema.validation_messages import Source, explain, message_of
 from proximo.config.shipped import is_shipped_name, shipped_recipe
-from proximo.config.stages import stage_mistakes
+from proximo.config.stages import stage_mistakes, stage_paths
 from proximo.errors import ConfigError, RunFolderError
 from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise
 
@@ -60,7 +60,7 @@ def load_recipe(kind: str, given: str | Document, overrides: Sequence[str] = ())
 
 
 def load_reward_section(given: str, overrides: Sequence[str] = ()) -> tuple[Sequence[RewardSourceConfig], Path | None]:
-    """The reward sources of a recipe, of a pipeline (and its folder), or of a file with only the section `reward`.
+    """The reward sources of a recipe, or of a file with only `reward`; the folder of a pipeline whose stages they name.
 
     Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
     """
@@ -70,7 +70,8 @@ def load_reward_section(given: str, overrides: Sequence[str] = ()) -> tuple[Sequ
         recipe = load_recipe(kind.name, document, overrides).recipe
         for _, stage in recipe.given_stages():
             if sources := stage.reward_sources():
-                return sources, None if stage is recipe else Path(recipe.run.folder)
+                of_stages = stage is not recipe and any(any(stage_paths(each, ())) for each in sources)
+                return sources, Path(recipe.run.folder) if of_stages else None
         raise ConfigError(
             f"{document.origin} is a recipe for `proximo {kind.name}`, which has no reward sources to serve"
         )

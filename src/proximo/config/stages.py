@@ -15,7 +15,7 @@ def stage_mistakes(stages: Mapping[str, Section | None]) -> list[Mistake]:
     before: list[str] = []
     mistakes = []
     for name, stage in stages.items():
-        for path, value in [] if stage is None else _stage_paths(stage, (name,) if name else ()):
+        for path, value in [] if stage is None else stage_paths(stage, (name,) if name else ()):
             if value not in before:
                 known = f"no such stage comes before it; those that do: {', '.join(before) or 'none'}"
                 problem = known if name else "that has a meaning in a pipeline only: give a folder or a Hub name"
@@ -24,7 +24,7 @@ def stage_mistakes(stages: Mapping[str, Section | None]) -> list[Mistake]:
     return mistakes
 
 
-def _stage_paths(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
+def stage_paths(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
     """Keys named path or tokenizer, at any depth, whose value begins with @, with their values."""
     for name, value in section:
         yield from _stage_paths_in(value, (*prefix, name))
@@ -32,7 +32,7 @@ def _stage_paths(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
 
 def _stage_paths_in(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, Section):
-        yield from _stage_paths(value, path)
+        yield from stage_paths(value, path)
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
             yield from _stage_paths_in(item, (*path, str(index)))
